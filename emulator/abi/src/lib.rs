@@ -1,0 +1,15 @@
+//! The binary interfaces of the project, in one crate that both sides of each boundary compile:
+//! the device as a client sees it ([`device`]), ranges ([`range`]), what the shim and the supervisor say to
+//! each other ([`wire`]), and the names that configure them ([`config`]).
+//!
+//! Nothing here makes a system call or allocates.
+#![no_std]
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod device;
+pub mod range;
+pub mod wire;
+
+pub use range::PageRange;

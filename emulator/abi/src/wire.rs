@@ -1,0 +1,131 @@
+//! What the shim and the supervisor say to each other.
+//!
+//! Every exchange is one request and one reply, each one packet on a `SOCK_SEQPACKET` unix socket, possibly
+//! with descriptors attached (`SCM_RIGHTS`). The shim meets its supervisor in three ways:
+//! * it started the supervisor itself: a socket pair, descriptor [`crate::config::SUPERVISE_FD`] there;
+//! * it runs under an inherited filter: the trapped call `prctl(HELLO_PRCTL, WIRE_VERSION)` answers with a
+//!   token > 0, and the supervisor listens at the abstract address [`supervisor_address`];
+//! * it holds a descriptor of a context: the supervisor listens at [`context_address`] of the pipe's inode,
+//!   and believes only who shows the descriptor.
+
+/// Version of everything in this module and of the arena's layout. Both sides refuse another's.
+pub const WIRE_VERSION: u32 = 1;
+
+/// `prctl` option that no kernel knows (`"UMMU"`): EINVAL where no supervisor's filter is inherited.
+pub const HELLO_PRCTL: u64 = 0x554d_4d55;
+
+/// First word of each packet.
+pub const MAGIC: u32 = 0x4d4d_5531;
+
+/// What a [`Request`] asks for. Arguments are `args[0..]`, descriptors in the order named.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Open a context in the caller's address space. args: flags of open, 1 if the caller needs a filter.
+    /// Reply descriptors: the pipe's read end, the arena, the counter (writable). args: context number,
+    /// pipe inode. Payload: the filter program (`struct sock_filter`s) if one was asked for.
+    Open = 1,
+    /// The filter is installed. Descriptor: the listener. The reply means that the supervisor holds it.
+    Listener = 2,
+    /// The caller closed its own copy of the listener. The reply means that every thread was seen outside
+    /// the watched calls, or that everything will be invalid when the rest come out: open may return.
+    Closed = 3,
+    /// Give the counter, read-only. Descriptor: the device descriptor. Reply descriptor: the counter.
+    Counter = 4,
+    /// Attach to the context whose descriptor is shown: as [`Op::Open`] if the caller runs in the opener's
+    /// address space (args: 1, context number, inode), else no descriptors and args 0, context number, inode.
+    Attach = 5,
+    /// EXCHANGE_FEATURES by a process that isn't the opener. Descriptor: the device descriptor.
+    Features = 6,
+    /// REGISTER_REGION likewise. args: start, end, cookie.
+    Register = 7,
+    /// UNREGISTER_REGION likewise. args: cookie.
+    Unregister = 8,
+    /// read likewise. args: room in records. Reply: result = records, payload = the records; the request
+    /// [`Op::Commit`] on the same connection consumes them.
+    Read = 9,
+    /// The records of the last [`Op::Read`] reached the caller's buffer (args: 1) or not (args: 0).
+    Commit = 10,
+}
+
+impl Op {
+    /// The operation of that number.
+    pub const fn from_u32(n: u32) -> Option<Self> {
+        Some(match n {
+            1 => Self::Open,
+            2 => Self::Listener,
+            3 => Self::Closed,
+            4 => Self::Counter,
+            5 => Self::Attach,
+            6 => Self::Features,
+            7 => Self::Register,
+            8 => Self::Unregister,
+            9 => Self::Read,
+            10 => Self::Commit,
+            _ => return None,
+        })
+    }
+}
+
+/// A request: 64 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// [`WIRE_VERSION`].
+    pub version: u32,
+    /// An [`Op`].
+    pub op: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Arguments of the operation.
+    pub args: [u64; 6],
+}
+
+/// A reply: 64 bytes, followed by up to [`MAX_PAYLOAD`] bytes in the same packet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Reply {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// [`WIRE_VERSION`].
+    pub version: u32,
+    /// At least 0, or a negative errno.
+    pub result: i64,
+    /// Values of the operation.
+    pub args: [u64; 6],
+}
+
+const _: () = assert!(size_of::<Request>() == 64 && size_of::<Reply>() == 64);
+
+/// Bytes that may follow a [`Reply`] in its packet.
+pub const MAX_PAYLOAD: usize = 8192;
+
+/// Longest abstract address below, with its leading zero byte.
+pub const MAX_ADDRESS: usize = 40;
+
+/// Writes `prefix` and `n` in hexadecimal behind a zero byte; returns the length.
+fn address(out: &mut [u8; MAX_ADDRESS], prefix: &[u8], n: u64) -> usize {
+    out[0] = 0;
+    let mut len = 1;
+    for &b in prefix {
+        out[len] = b;
+        len += 1;
+    }
+    for i in (0..16).rev() {
+        out[len] = b"0123456789abcdef"[(n >> (4 * i)) as usize & 15];
+        len += 1;
+    }
+    len
+}
+
+/// The abstract address (with its leading zero byte) at which the supervisor of that token listens.
+pub fn supervisor_address(out: &mut [u8; MAX_ADDRESS], token: u64) -> usize {
+    address(out, b"ummunotify-sup-", token)
+}
+
+/// The abstract address at which the supervisor of the context with that pipe inode listens.
+pub fn context_address(out: &mut [u8; MAX_ADDRESS], inode: u64) -> usize {
+    address(out, b"ummunotify-ctx-", inode)
+}

@@ -1,0 +1,2 @@
+//! Builds the shim and hands it to the binary.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The ummunotify interface in user space.
+#![deny(missing_docs)]

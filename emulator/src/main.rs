@@ -1,0 +1,2 @@
+//! The `ummunotify` command.
+fn main() {}

@@ -1,0 +1,2 @@
+//! The unsafe system layer.
+#![deny(missing_docs)]
