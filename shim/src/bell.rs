@@ -42,8 +42,8 @@ pub fn hush(fd: c_int, engine: &Engine) {
     }
 }
 
-/// To be called where the context may be readable without anybody's byte: a read found the lock of a dead
-/// thread, and the engine declared everything invalid.
+/// To be called where the context may have become readable without anybody's byte. One byte too many, where its
+/// recorder was about to write it, does no harm.
 pub fn ensure(fd: c_int, engine: &Engine) {
     fence(Ordering::SeqCst);
     if engine.is_readable() && pending(fd) == 0 {

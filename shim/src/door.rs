@@ -132,14 +132,15 @@ impl Connection {
         Ok((ours, theirs.lifted()))
     }
 
-    /// Connects to the supervisor of that token.
+    /// Connects to the supervisor of that token, by a socket with a high number: a device descriptor will come.
     ///
     /// # Errors
     /// ECONNREFUSED if nobody listens; EPERM if it is another user's; else what the kernel says.
     pub fn to_supervisor(token: u64) -> Result<Self, c_int> {
         let mut name = [0; MAX_ADDRESS];
         let len = wire::supervisor_address(&mut name, token);
-        Self::connect(name.get(..len).unwrap_or_default())
+        let Self(socket) = Self::connect(name.get(..len).unwrap_or_default())?;
+        Ok(Self(socket.lifted()))
     }
 
     /// Connects to the supervisor of the context with that pipe inode.

@@ -121,7 +121,7 @@ unsafe fn openat2(directory: c_int, path: c_long, how: c_long, size: c_long) -> 
     // The first field is the flags. A bad pointer is for the kernel to refuse.
     match crate::memory::read::<u64>(how as *const c_void) {
         // SAFETY: the application's own path.
-        Ok(flags) => unsafe { hooks_open::open(path as *const c_char, flags as c_int, real) },
+        Ok(flags) => unsafe { hooks_open::open_or_emulate(path as *const c_char, flags as c_int, real) },
         Err(_) => real(),
     }
 }

@@ -105,7 +105,7 @@ pub fn find(path: &mut Path, maps: &mut [u8]) -> Result<(), c_int> {
 
 /// Reads our own path out of the mapping table.
 fn find_library(path: &mut Path, maps: &mut [u8]) {
-    let address = (&raw const NAME) as usize;
+    let address = find_library as *const () as usize;
     let table = sys::open(b"/proc/self/maps\0", libc::O_RDONLY | libc::O_CLOEXEC);
     if table < 0 {
         return;
