@@ -5,11 +5,11 @@
 
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 
+use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{
     EXCHANGE_FEATURES, Event, MAX_RECORDS, REGISTER_REGION, Register, UNREGISTER_REGION,
 };
 use ummunotify_abi::wire::Op;
-use ummunotify_abi::PageRange;
 use ummunotify_engine::{Engine, Port, ReadError, Reason, RegisterError, UnregisterError};
 
 use crate::context::Ticket;
@@ -31,7 +31,9 @@ pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize
     let ticket = table::lookup(fd)?;
     let result = match request {
         EXCHANGE_FEATURES => exchange_features(&ticket, fd, argument),
-        REGISTER_REGION => memory::read::<Register>(argument).and_then(|region| register(&ticket, fd, &region)),
+        REGISTER_REGION => {
+            memory::read::<Register>(argument).and_then(|region| register(&ticket, fd, &region))
+        }
         UNREGISTER_REGION => memory::read::<u64>(argument).and_then(|cookie| unregister(&ticket, fd, cookie)),
         // What the VFS does for any file. FIONREAD isn't among it; that is the pipe's own.
         FIONBIO | FIOASYNC | FIONCLEX | FIOCLEX => return None,
