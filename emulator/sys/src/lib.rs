@@ -1,2 +1,4 @@
 //! The unsafe system layer.
 #![deny(missing_docs)]
+
+pub mod traits;
