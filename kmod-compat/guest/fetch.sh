@@ -38,13 +38,12 @@ fetch_libraries() {
 	local tree=$1 suite=${2%-backports} lib=$1/host-libraries program
 	program=$(readlink -f "$tree"/usr/lib/linux-kbuild-*/tools/objtool/objtool)
 	[ -x "$program" ] || return 0
-	ldd "$program" 2>&1 | grep -q 'not found' || return 0
+	[[ $(ldd "$program" 2>&1) == *"not found"* ]] || return 0
 	apt_refresh "$suite"
 	mkdir -p "$lib"
 	(
 		cd "$lib"
-		quietly "$cache/logs/libraries-$suite.log" apt_private "$suite" apt-get -q download \
-			libc6 libelf1t64 zlib1g libzstd1
+		quietly "$cache/logs/libraries-$suite.log" apt_private "$suite" apt-get -q download libc6
 		for deb in ./*.deb; do dpkg-deb -x "$deb" .; done
 		rm ./*.deb
 	) || skip "the libraries that $suite's build tools need can't be fetched"
