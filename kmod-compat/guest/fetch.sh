@@ -35,23 +35,28 @@ fetch_tools() {
 # The headers' own build tools are programs of the kernel's release: on an older host they lack their C
 # library. They get that release's, beside them, and a wrapper that starts them with it.
 fetch_libraries() {
-	local tree=$1 suite=${2%-backports} lib=$1/host-libraries program
-	program=$(readlink -f "$tree"/usr/lib/linux-kbuild-*/tools/objtool/objtool)
-	[ -x "$program" ] || return 0
-	[[ $(ldd "$program" 2>&1) == *"not found"* ]] || return 0
+	local tree=$1 suite=${2%-backports} lib=$1/host-libraries program lacking=()
+	for program in "$tree"/usr/lib/linux-kbuild-*/{scripts,tools}/{,*/}*; do
+		[ -f "$program" ] && [ -x "$program" ] || continue
+		[[ $(ldd "$program" 2>&1) != *"not found"* ]] || lacking+=("$program")
+	done
+	[ ${#lacking[@]} -gt 0 ] || return 0
 	apt_refresh "$suite"
 	mkdir -p "$lib"
 	(
 		cd "$lib"
-		quietly "$cache/logs/libraries-$suite.log" apt_private "$suite" apt-get -q download libc6
+		quietly "$cache/logs/libraries-$suite.log" apt_private "$suite" apt-get -q download \
+			libc6 libelf1t64 zlib1g libzstd1
 		for deb in ./*.deb; do dpkg-deb -x "$deb" .; done
 		rm ./*.deb
 	) || skip "the libraries that $suite's build tools need can't be fetched"
-	mv "$program" "$program.program"
-	printf '#!/bin/sh\nexec "%s" --library-path "%s" "%s" "$@"\n' \
-		"$(find "$lib" -name 'ld-linux-x86-64.so.2' | head -n 1)" \
-		"$lib/usr/lib/x86_64-linux-gnu:$lib/lib/x86_64-linux-gnu" "$program.program" >"$program"
-	chmod +x "$program"
+	for program in "${lacking[@]}"; do
+		mv "$program" "$program.program"
+		printf '#!/bin/sh\nexec "%s" --library-path "%s" "%s" "$@"\n' \
+			"$(find "$lib" -name 'ld-linux-x86-64.so.2' | head -n 1)" \
+			"$lib/usr/lib/x86_64-linux-gnu:$lib/lib/x86_64-linux-gnu" "$program.program" >"$program"
+		chmod +x "$program"
+	done
 }
 
 fetch_kernel() {
