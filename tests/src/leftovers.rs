@@ -16,8 +16,8 @@ pub(crate) struct Leftover {
     what: String,
 }
 
-/// Processes of the stage in `folder`: they execute a file of it, carry its name in their environment, or are
-/// in one of the process groups that its programs were started in.
+/// Processes of the stage in `folder`: they execute or map a file of it, carry its name in their environment, or
+/// are in one of the process groups that its programs were started in.
 fn find(folder: &Path, groups: &[i32]) -> Vec<Leftover> {
     let mut found = Vec::new();
     let Ok(entries) = fs::read_dir("/proc") else { return found };
@@ -29,8 +29,9 @@ fn find(folder: &Path, groups: &[i32]) -> Vec<Leftover> {
         // The kernel appends " (deleted)" to the name of a file that is gone; the folder still begins it.
         let exe = fs::read_link(path.join("exe")).unwrap_or_default();
         let environment = fs::read(path.join("environ")).unwrap_or_default();
-        let name = folder.as_os_str().as_encoded_bytes();
-        let named = environment.windows(name.len()).any(|window| window == name);
+        // A process may have unmapped its environment and keep but a page of the shim.
+        let maps = fs::read(path.join("maps")).unwrap_or_default();
+        let named = holds(&environment, folder) || holds(&maps, folder);
         let stat = fs::read_to_string(path.join("stat")).unwrap_or_default();
         let grouped = stat_ids(&stat).is_some_and(|ids| ids.iter().any(|id| groups.contains(id)));
         // A zombie holds nothing but its number, and it is its parent's to reap.
@@ -41,6 +42,23 @@ fn find(folder: &Path, groups: &[i32]) -> Vec<Leftover> {
         }
     }
     found
+}
+
+/// Processes that execute exactly this file.
+pub(crate) fn executing(file: &Path) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries
+        .flatten()
+        .filter(|entry| fs::read_link(entry.path().join("exe")).is_ok_and(|exe| exe == file));
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// True if `text` holds the folder's name.
+fn holds(text: &[u8], folder: &Path) -> bool {
+    let name = folder.as_os_str().as_encoded_bytes();
+    // Another stage's name may go on with a digit.
+    text.windows(name.len() + 1)
+        .any(|window| window.starts_with(name) && !window[name.len()].is_ascii_digit())
 }
 
 /// Process group and session out of /proc/PID/stat; the name in parentheses may hold anything.

@@ -80,6 +80,12 @@ impl Stage {
         Program::new(self, mode, account, path.as_ref())
     }
 
+    /// The processes that execute this stage's `ummunotify` binary: supervisors, once `run` has become its
+    /// command.
+    pub fn supervisors(&self) -> Vec<i32> {
+        leftovers::executing(&self.binary())
+    }
+
     /// Remembers the process group of a program that was started.
     pub(crate) fn started(&self, group: i32) {
         self.groups.lock().expect("no holder panics").push(group);
