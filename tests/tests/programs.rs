@@ -151,7 +151,7 @@ grown = bytearray()
 for i in range(64):
     grown += bytes([i]) * 100000
 print(hashlib.sha256(grown).hexdigest())
-m = mmap.mmap(-1, 1 << 20)
+m = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 m.resize(1 << 21)
 m[-1] = 5
 print(m[-1])
@@ -303,7 +303,6 @@ fn a_debugger_on_a_client_differs() {
         "print value",
         "backtrace",
         "watch answer",
-        "continue",
         "continue",
         "print answer",
         "delete",
