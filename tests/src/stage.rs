@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::id;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use ummunotify::shimfile::EMBEDDED;
 use ummunotify_abi::config::SHIM_FILE;
 
 /// A folder of its own for one test, which every user can read, with the emulator, the compiled clients and a
@@ -27,10 +28,10 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A stage with copies of the `ummunotify` binary and of the shim that stands beside it.
+    /// A stage with copies of the `ummunotify` binary and of the shim that was built with it.
     ///
     /// # Panics
-    /// If they weren't built, with a sentence that says so.
+    /// If the binary wasn't built, with a sentence that says so.
     pub fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -39,9 +40,10 @@ impl Stage {
         make_folder(&stage.folder, 0o755);
         make_folder(&stage.folder.join("bin"), 0o755);
         make_folder(&stage.work(), 0o1777);
-        for file in ["ummunotify", SHIM_FILE] {
-            stage.copy(&stage.target.join(file), &stage.folder.join("bin").join(file));
-        }
+        stage.copy(&stage.target.join("ummunotify"), &stage.binary());
+        // The binary carries it; beside the binary it is found first, and plain preload needs a file.
+        fs::write(stage.shim(), EMBEDDED).unwrap_or_else(|e| panic!("{}: {e}", stage.shim().display()));
+        set_mode(&stage.shim(), 0o755);
         stage
     }
 
