@@ -13,7 +13,7 @@ const LEAST_ROWS: usize = 500;
 /// Huge pages that one row needs.
 const HUGE_PAGES: u64 = 4;
 
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 14] = [
     "operations/walk.c",
     "operations/device.c",
     "operations/area.c",
@@ -26,6 +26,8 @@ const SOURCES: [&str; 12] = [
     "operations/rows_process.c",
     "operations/rows_library.c",
     "operations/rows_rare.c",
+    "operations/rows_ring.c",
+    "operations/rows_sharing.c",
 ];
 
 /// Puts the walk and the library that it closes on the stage.

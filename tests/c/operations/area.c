@@ -27,7 +27,7 @@ static int fds[16];
 static int fd_count;
 static pid_t child;
 static int use_disk;
-static char disk_path[64];
+static char path_of_file[64];
 
 /* To and from the other process. */
 static int other_ask[2], other_answer[2];
@@ -116,9 +116,9 @@ void area_release(void)
 	munmap((void *)slot, SLOT_SIZE);
 	while (fd_count > 0)
 		close(fds[--fd_count]);
-	if (disk_path[0] != 0)
-		unlink(disk_path);
-	disk_path[0] = 0;
+	if (path_of_file[0] != 0)
+		unlink(path_of_file);
+	path_of_file[0] = 0;
 }
 
 void file_use_disk(int disk)
@@ -133,34 +133,42 @@ int file_is_disk(void)
 
 const char *file_path(void)
 {
-	static char by_descriptor[64];
-
-	if (use_disk)
-		return disk_path;
-	snprintf(by_descriptor, sizeof(by_descriptor), "/proc/self/fd/%d", fds[0]);
-	return by_descriptor;
+	return path_of_file;
 }
 
-int file_of(long pages)
+static void fill(int fd, long pages)
 {
 	char page[PAGE];
-	int fd;
 
-	must(fd_count == 0);
-	if (use_disk) {
-		static int number;
-
-		snprintf(disk_path, sizeof(disk_path), "walk-%d-%d", getpid(), number++);
-		fd = open(disk_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	} else {
-		fd = memfd_create("walk", MFD_CLOEXEC);
-	}
 	keep_fd(fd);
 	memset(page, 7, sizeof(page));
 	for (long i = 0; i < pages; i++)
 		must(write(fd, page, sizeof(page)) == (ssize_t)sizeof(page));
 	if (use_disk)
 		must(fsync(fd) == 0);
+}
+
+int file_with_path(long pages)
+{
+	static int number;
+	int fd;
+
+	must(fd_count == 0);
+	snprintf(path_of_file, sizeof(path_of_file), "%swalk-%d-%d", use_disk ? "" : "/dev/shm/", getpid(), number++);
+	fd = open(path_of_file, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+	fill(fd, pages);
+	return fd;
+}
+
+int file_of(long pages)
+{
+	int fd;
+
+	if (use_disk)
+		return file_with_path(pages);
+	must(fd_count == 0);
+	fd = memfd_create("walk", MFD_CLOEXEC);
+	fill(fd, pages);
 	return fd;
 }
 

@@ -3,7 +3,6 @@
 #include "walk.h"
 #include <errno.h>
 #include <linux/sched.h>
-#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
@@ -345,42 +344,6 @@ static enum verdict spawn(void)
 	return RAN;
 }
 
-static char clone_stack[64 * 1024] __attribute__((aligned(16)));
-
-static int clone_nothing(void *unused)
-{
-	(void)unused;
-	_exit(0);
-}
-
-static int clone_munmap(void *a)
-{
-	_exit(do_munmap(a, 4 * PAGE) == 0 ? 0 : 1);
-}
-
-static int clone_dontneed(void *a)
-{
-	_exit(do_madvise(a, 4 * PAGE, MADV_DONTNEED) == 0 ? 0 : 1);
-}
-
-/* A child on the same address space, which the parent waits for in the call (vfork) or afterwards. */
-static enum verdict clone_sharing(int (*what)(void *), int flags)
-{
-	char *a = written(0, 0, 4);
-	int status;
-	pid_t pid;
-
-	watch(0, 4);
-	pid = clone(what, clone_stack + sizeof(clone_stack), CLONE_VM | flags | SIGCHLD, a);
-	want(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
-	return RAN;
-}
-
-static enum verdict clone_vm(void) { return clone_sharing(clone_nothing, 0); }
-static enum verdict clone_vm_munmap(void) { return clone_sharing(clone_munmap, 0); }
-static enum verdict vfork_munmap(void) { return clone_sharing(clone_munmap, CLONE_VFORK); }
-static enum verdict vfork_dontneed(void) { return clone_sharing(clone_dontneed, CLONE_VFORK); }
-
 /* ---- SysV shared memory ---- */
 
 static int segment(void)
@@ -496,10 +459,6 @@ static const struct row rows[] = {
 	ZERO("vfork and failed exec", vfork_failed_exec),
 	ZERO_DERIVED("vfork and exec", vfork_exec),
 	ZERO_DERIVED("posix_spawn", spawn),
-	ZERO("clone CLONE_VM and exit", clone_vm),
-	{ .name = "munmap by a clone CLONE_VM child", .class = COVERED, .run = clone_vm_munmap, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
-	{ .name = "munmap by a vfork child", .class = COVERED, .run = vfork_munmap, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
-	{ .name = "MADV_DONTNEED by a vfork child", .class = COVERED, .run = vfork_dontneed, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
 
 	ZERO("shmat", shm_attach),
 	{ .name = "shmdt populated 6p", .class = EXACT, .run = shm_detach_populated, .expect = EVERYWHERE(EVENTS(1, A(0, 6))) },

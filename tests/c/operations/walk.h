@@ -86,7 +86,7 @@ struct table {
 };
 
 extern const struct table table_map, table_remap, table_protect, table_advise, table_file, table_disk,
-	table_process, table_library, table_rare;
+	table_process, table_library, table_rare, table_sharing, table_ring;
 
 /* Finds out what the rare rows need to know of the kernel; before the device is opened. */
 void rare_probe(void);
@@ -136,6 +136,8 @@ pid_t keep_child(pid_t child);
 void end_child(void);
 /* A memfd or (in the disk table) a file of a disk file system, of that many pages, every page written. */
 int file_of(long pages);
+/* As file_of, but in memory as well it is a file with a path, which file_path names. */
+int file_with_path(long pages);
 const char *file_path(void);
 void file_use_disk(int disk);
 int file_is_disk(void);
