@@ -1,0 +1,162 @@
+//! The command line.
+
+mod command;
+mod demo;
+mod doctor;
+mod probe;
+mod run;
+mod supervise;
+
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ummunotify::backend::Choice;
+use ummunotify_abi::config::SUPERVISE_COMMAND;
+
+/// Bad use of the command line.
+const EXIT_USAGE: i32 = 2;
+
+const EXAMPLES: &str = "\
+Examples:
+  ummunotify demo                     see the accident that this device prevents, step by step
+  ummunotify doctor                   what this host allows, and what would be missed
+  ummunotify run -- ./client          run a program that opens /dev/ummunotify
+  ummunotify run --stats -- mpirun -n 1 ./app
+  ummunotify run --log debug --log-file /tmp/u.log -- ./client
+
+A client opens /dev/ummunotify, registers address ranges, and learns from a counter in its own memory, before
+munmap returns, that one of them became stale. See README.md for a C client of twenty lines.";
+
+/// The /dev/ummunotify device in user space: tells a program which of its registered memory was unmapped.
+#[derive(Parser, Debug)]
+#[command(name = "ummunotify", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run a program that finds the device at /dev/ummunotify
+    Run(RunArguments),
+    /// Show the stale-registration accident, first without and then with the device
+    Demo(DemoArguments),
+    /// Try what this host allows, layer by layer, and say what is lost
+    Doctor,
+}
+
+const RUN_HELP: &str = "\
+The program runs in this process: its pid, terminal, signals and exit code are its own. Until it opens the device
+it pays nothing.
+
+Exit code: the program's own; 127 if there is no such program, 126 if it can't be executed, 125 if the emulator
+can't work here, 2 for bad use.";
+
+/// Options of `run`.
+#[derive(Args, Debug)]
+#[command(after_help = RUN_HELP)]
+struct RunArguments {
+    /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<Choice>,
+    /// Layers that trap memory operations, separated by commas; this version has: notify
+    #[arg(long, value_name = "LAYERS")]
+    trap: Option<String>,
+    /// How much the supervisor logs [default: warn]
+    #[arg(long, value_name = "LEVEL")]
+    log: Option<LogLevel>,
+    /// Where the log goes [default: standard error]
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
+    /// Print statistics when a process that opened the device ends
+    #[arg(long)]
+    stats: bool,
+    /// The program and its arguments
+    #[arg(value_name = "COMMAND", trailing_var_arg = true)]
+    command: Vec<OsString>,
+}
+
+/// Options of `demo`.
+#[derive(Args, Debug)]
+struct DemoArguments {
+    /// Wait for Enter between the steps
+    #[arg(long)]
+    step: bool,
+    /// Set when the demonstration runs under its own shim
+    #[arg(long, hide = true)]
+    inside: bool,
+}
+
+/// How much is logged.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl LogLevel {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+        }
+    }
+}
+
+/// Runs the command line; returns the exit code.
+pub(crate) fn main() -> i32 {
+    // The shim starts the supervisor: no need to build the parser for that.
+    if std::env::args_os().nth(1).is_some_and(|a| a == SUPERVISE_COMMAND) {
+        return supervise::main();
+    }
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Nobody is left to tell if that can't be printed.
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    let answer = match arguments.command {
+        Command::Run(options) => run::main(&options),
+        Command::Demo(options) => demo::main(&options),
+        Command::Doctor => doctor::main(),
+    };
+    answer.unwrap_or_else(|failure| {
+        complain(&format!("{:#}", failure.error));
+        failure.code
+    })
+}
+
+/// An error and the exit code that goes with it.
+#[derive(Debug)]
+struct Failure {
+    error: anyhow::Error,
+    code: i32,
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { error: error.into(), code: 1 }
+    }
+}
+
+impl Failure {
+    fn new(code: i32, message: impl Into<String>) -> Self {
+        Self { error: anyhow::Error::msg(message.into()), code }
+    }
+}
+
+/// Says something to the user, as this program.
+fn complain(message: &str) {
+    // Standard error may be closed or full; then there is no way to say it.
+    let _ = writeln!(std::io::stderr(), "ummunotify: {message}");
+}

@@ -1,0 +1,206 @@
+//! `ummunotify run`: checks, sets the environment, and becomes the command.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use ummunotify::backend::{Backend as _, Choice, Emulated, Kmod, Obstacle};
+use ummunotify::shimfile;
+use ummunotify_abi::config;
+
+use super::command::{self, Kind, Program};
+use super::{EXIT_USAGE, Failure, LogLevel, RunArguments, complain};
+
+/// The emulator can't work here (the convention of env, nohup and timeout).
+const EXIT_CANNOT: i32 = 125;
+/// The command can't be executed.
+const EXIT_NOT_EXECUTABLE: i32 = 126;
+
+/// Never returns if all goes well: this process becomes the command.
+pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
+    let Some(name) = options.command.first() else {
+        return Err(Failure::new(EXIT_USAGE, "run needs a command, as in: ummunotify run -- ./client"));
+    };
+    let settings = Settings::new(options)?;
+    let program = command::find(name).map_err(|m| Failure::new(m.exit_code(), m.to_string()))?;
+    look_at(&program)?;
+    check_backend(settings.backend).map_err(|o| Failure { error: o.into(), code: EXIT_CANNOT })?;
+    let binary = own_path().map_err(|error| Failure { error, code: EXIT_CANNOT })?;
+    let shim = shimfile::find(&binary).map_err(|e| Failure { error: e.into(), code: EXIT_CANNOT })?;
+    settings.export(&binary, &shim.path);
+    let error = execute(&program.path, &options.command);
+    Err(Failure::new(EXIT_NOT_EXECUTABLE, format!("{}: {error}", program.path.display())))
+}
+
+/// What the options and the environment say.
+#[derive(Debug)]
+struct Settings {
+    backend: Choice,
+    log: Option<LogLevel>,
+    log_file: Option<PathBuf>,
+    stats: bool,
+}
+
+impl Settings {
+    fn new(options: &RunArguments) -> Result<Self, Failure> {
+        let usage = |message: String| Failure::new(EXIT_USAGE, message);
+        let inherited = std::env::var(config::ENV_BACKEND).ok().filter(|word| !word.is_empty());
+        let backend = match (options.backend, inherited) {
+            (Some(choice), _) => choice,
+            (None, Some(word)) => word.parse().map_err(|e| usage(format!("{}: {e}", config::ENV_BACKEND)))?,
+            (None, None) => Choice::default(),
+        };
+        if let Some(layers) = &options.trap {
+            check_layers(layers).map_err(usage)?;
+        }
+        let log_file = options
+            .log_file
+            .as_deref()
+            .map(log_file)
+            .transpose()
+            .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
+        Ok(Self { backend, log: options.log, log_file, stats: options.stats })
+    }
+
+    /// Puts all of it where the shim and the supervisor look.
+    fn export(&self, binary: &Path, shim: &Path) {
+        let mut names = vec![
+            (config::ENV_BINARY, binary.as_os_str().to_owned()),
+            (config::ENV_BACKEND, self.backend.name().into()),
+            ("LD_PRELOAD", preload(shim, std::env::var_os("LD_PRELOAD").as_deref())),
+        ];
+        names.extend(self.log.map(|level| (config::ENV_LOG, level.name().into())));
+        names.extend(self.log_file.clone().map(|path| (config::ENV_LOG_FILE, path.into_os_string())));
+        names.extend(self.stats.then(|| (config::ENV_STATS, OsString::from("1"))));
+        for (name, value) in names {
+            // SAFETY: this program has one thread.
+            unsafe { std::env::set_var(name, value) };
+        }
+    }
+}
+
+/// This version has one layer.
+fn check_layers(layers: &str) -> Result<(), String> {
+    match layers.split(',').find(|layer| *layer != "notify") {
+        None => Ok(()),
+        Some(layer) => Err(format!("--trap: this version has the layer notify; not `{layer}`")),
+    }
+}
+
+/// An absolute path that can be written to.
+fn log_file(path: &Path) -> anyhow::Result<PathBuf> {
+    let full = std::path::absolute(path).context("--log-file: current directory")?;
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&full)
+        .with_context(|| format!("--log-file {}: can't be written; choose another file", path.display()))?;
+    Ok(full)
+}
+
+/// The library first, then what was there; not twice in nested runs.
+fn preload(shim: &Path, before: Option<&OsStr>) -> OsString {
+    let mut list = shim.as_os_str().to_owned();
+    let rest = before.map_or(&b""[..], OsStr::as_bytes);
+    let is_separator = |b: &u8| b" :".contains(b);
+    for entry in rest.split(is_separator).filter(|e| !e.is_empty() && *e != shim.as_os_str().as_bytes()) {
+        list.push(":");
+        list.push(OsStr::from_bytes(entry));
+    }
+    list
+}
+
+/// The file of this program: the shim starts it as supervisor.
+pub(super) fn own_path() -> anyhow::Result<PathBuf> {
+    let path = std::env::current_exe().context("readlink /proc/self/exe: is /proc mounted?")?;
+    anyhow::ensure!(
+        path.exists(),
+        "{}: this program's own file is gone, and the supervisor is started from it; start the new one",
+        path.display()
+    );
+    Ok(path)
+}
+
+/// Says what can't be done for this program, or refuses it.
+fn look_at(program: &Program) -> Result<(), Failure> {
+    let name = program.image.display();
+    match &program.kind {
+        Kind::Dynamic | Kind::Text => {}
+        Kind::Foreign(what) => {
+            let message = format!("{name} is {what}; only 64-bit x86 programs find the device");
+            return Err(Failure::new(EXIT_NOT_EXECUTABLE, message));
+        }
+        Kind::Static => complain(&format!(
+            "notice: {name} is statically linked and can't be reached in this version: it runs, without the device"
+        )),
+    }
+    if program.gains_privileges {
+        complain(&format!(
+            "notice: {name} is set-user-ID, set-group-ID or has capabilities: the loader preloads nothing into \
+             it, so it runs without the device"
+        ));
+    }
+    Ok(())
+}
+
+/// Tries the backend that an open of the device will use.
+fn check_backend(choice: Choice) -> Result<(), Obstacle> {
+    match choice {
+        Choice::Kmod => Kmod.check(),
+        Choice::Emulated => Emulated.check(),
+        Choice::Auto => Kmod.check().or_else(|_| Emulated.check()),
+    }
+}
+
+/// Becomes the program, as execvp does; returns only the error.
+fn execute(path: &Path, arguments: &[OsString]) -> io::Error {
+    let error = exec(path, arguments);
+    if error.raw_os_error() != Some(libc::ENOEXEC) {
+        return error;
+    }
+    // Neither ELF nor #!: a script for the shell.
+    let mut shell = vec![OsString::from("/bin/sh"), path.as_os_str().to_owned()];
+    shell.extend_from_slice(arguments.get(1..).unwrap_or_default());
+    exec(Path::new("/bin/sh"), &shell)
+}
+
+fn exec(path: &Path, arguments: &[OsString]) -> io::Error {
+    let text = |s: &OsStr| CString::new(s.as_bytes()).map_err(io::Error::from);
+    let (Ok(path), Ok(arguments)) =
+        (text(path.as_os_str()), arguments.iter().map(|a| text(a)).collect::<Result<Vec<_>, _>>())
+    else {
+        return io::Error::from(io::ErrorKind::InvalidInput);
+    };
+    let mut pointers: Vec<_> = arguments.iter().map(|a| a.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    // Not std's exec: that one resets the signal mask and SIGPIPE, which are the command's to inherit.
+    // SAFETY: NUL-terminated strings, and an array of them that ends with a null pointer.
+    unsafe { libc::execv(path.as_ptr(), pointers.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_comes_first_and_once() {
+        let shim = Path::new("/x/shim.so");
+        let list = |before: &str| preload(shim, Some(OsStr::new(before))).into_string().unwrap();
+        assert_eq!(preload(shim, None), "/x/shim.so");
+        assert_eq!(list(""), "/x/shim.so");
+        assert_eq!(list("a.so b.so"), "/x/shim.so:a.so:b.so");
+        assert_eq!(list("a.so:/x/shim.so"), "/x/shim.so:a.so");
+    }
+
+    #[test]
+    fn only_layers_that_exist_are_taken() {
+        assert_eq!(check_layers("notify"), Ok(()));
+        for layers in ["", "fault", "notify,trace", "notify,"] {
+            assert!(check_layers(layers).is_err_and(|e| e.contains("has the layer notify")), "{layers}");
+        }
+    }
+}

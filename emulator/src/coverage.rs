@@ -1,0 +1,221 @@
+//! What each layer sees and misses: the one table that `doctor` prints, that the README repeats and that the
+//! conformance tests check.
+//!
+//! Only coverage stands here. How many invalidations an operation makes, over which ranges, is written in the
+//! tests, which take it from recordings of real kernels and never from this table.
+
+use core::fmt;
+
+/// How faithfully a layer reports an operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sight {
+    /// As the kernel module: the same number of invalidations over the same ranges.
+    Exact,
+    /// At least one invalidation over every page that the module would report; more or wider is allowed.
+    Covered,
+    /// Not seen: a named gap.
+    Unseen,
+    /// No system call of the process causes it, so no layer that traps system calls can see it.
+    Beyond,
+}
+
+impl Sight {
+    /// True if the layer reports the operation.
+    pub const fn is_seen(self) -> bool {
+        matches!(self, Self::Exact | Self::Covered)
+    }
+}
+
+impl fmt::Display for Sight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Exact => "exact",
+            Self::Covered => "covered",
+            Self::Unseen => "not seen",
+            Self::Beyond => "beyond system calls",
+        })
+    }
+}
+
+/// One kind of memory operation.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Short name, unique in the table.
+    pub key: &'static str,
+    /// The operation, as a person would name it.
+    pub operation: &'static str,
+    /// The notify layer: a seccomp filter and a supervisor.
+    pub notify: Sight,
+    /// Why it isn't exact, or what the gap means; empty for exact rows.
+    pub note: &'static str,
+}
+
+/// Something that isn't an operation and that the emulator doesn't reach.
+#[derive(Clone, Copy, Debug)]
+pub struct Gap {
+    /// Short name, unique in the table.
+    pub key: &'static str,
+    /// What isn't reached.
+    pub what: &'static str,
+    /// What that means for a client, and what helps.
+    pub note: &'static str,
+}
+
+const fn exact(key: &'static str, operation: &'static str) -> Row {
+    Row { key, operation, notify: Sight::Exact, note: "" }
+}
+
+const fn covered(key: &'static str, operation: &'static str, note: &'static str) -> Row {
+    Row { key, operation, notify: Sight::Covered, note }
+}
+
+const fn unseen(key: &'static str, operation: &'static str, note: &'static str) -> Row {
+    Row { key, operation, notify: Sight::Unseen, note }
+}
+
+const fn beyond(key: &'static str, operation: &'static str, note: &'static str) -> Row {
+    Row { key, operation, notify: Sight::Beyond, note }
+}
+
+/// Every kind of operation, seen ones first. The kernel module reports all of them as the kernel does.
+pub const ROWS: &[Row] = &[
+    exact("munmap", "munmap"),
+    exact("map-fixed", "mmap MAP_FIXED over mappings"),
+    exact("mremap", "mremap that moves, shrinks or leaves the old range (DONTUNMAP)"),
+    covered("mremap-grow", "mremap MAYMOVE that grows", "whether it moves is known only afterwards"),
+    exact("mprotect", "mprotect and pkey_mprotect of touched pages within 1 GiB"),
+    covered(
+        "mprotect-wide",
+        "mprotect and pkey_mprotect of untouched pages or across 1 GiB",
+        "where the range begins depends on page tables that can't be read",
+    ),
+    exact("madvise-drop", "madvise DONTNEED, DONTNEED_LOCKED, FREE, also by process_madvise on oneself"),
+    exact("remove", "madvise REMOVE and fallocate PUNCH_HOLE on tmpfs"),
+    covered(
+        "fallocate",
+        "fallocate in any other mode but plain allocation",
+        "reported as a hole or a truncation",
+    ),
+    exact("truncate", "ftruncate, truncate and O_TRUNC that shrink a mapped file"),
+    covered("guard", "madvise GUARD_INSTALL", "which pages were touched can't be read in time"),
+    covered("pageout", "madvise PAGEOUT, COLLAPSE", "the kernel reports page by page"),
+    covered("pagemap-scan", "PAGEMAP_SCAN with write protection", "reported whole"),
+    exact("brk", "brk and sbrk that shrink"),
+    exact("shm", "shmdt, and shmat SHM_REMAP over a mapping"),
+    covered("remap-file-pages", "remap_file_pages", "an obsolete call, reported whole"),
+    covered("fork", "fork and clone without CLONE_VM", "which private pages were ever written can't be read"),
+    covered(
+        "foreign-entry",
+        "32-bit entry (int 0x80) and x32 numbers",
+        "reported as everything invalid: every region is queued, without a hint",
+    ),
+    unseen(
+        "io-uring",
+        "io_uring MADVISE, FALLOCATE, FTRUNCATE, OPENAT with O_TRUNC",
+        "io_uring bypasses seccomp",
+    ),
+    unseen(
+        "own-uffd",
+        "UFFDIO_WRITEPROTECT, UNREGISTER, MOVE on the application's own userfaultfd",
+        "these ioctls aren't trapped in this version",
+    ),
+    unseen("numa", "mbind MOVE, move_pages, migrate_pages", "not trapped; a pinned page doesn't move"),
+    unseen(
+        "write-back",
+        "msync, fsync, sync, O_DIRECT writes, FICLONE that write back shared file pages",
+        "not trapped; no data is lost by it, the pages stay",
+    ),
+    unseen(
+        "single-page-advice",
+        "madvise SOFT_OFFLINE, HWPOISON, UNMERGEABLE",
+        "not trapped; they move or break single pages",
+    ),
+    unseen(
+        "stacked-files",
+        "holes and truncation of files on stacked file systems (overlayfs)",
+        "which mappings belong to the file isn't resolved there in this version; tmpfs and disk file systems are",
+    ),
+    beyond(
+        "cow",
+        "write faults that copy: after fork, on the zero page, on private file pages",
+        "happens in a fault",
+    ),
+    beyond(
+        "foreign-file",
+        "truncation or a punched hole of a shared file by another process",
+        "the one harmful case: pins don't keep the pages in the file",
+    ),
+    beyond(
+        "foreign-act",
+        "soft-dirty clear, /proc/PID/mem, process_madvise from outside",
+        "another process acts",
+    ),
+    beyond(
+        "kernel",
+        "compaction, NUMA balancing, KSM, khugepaged, reclaim, memory failure, splits of huge pages",
+        "the kernel acts; a long-term pin, as RDMA takes it, keeps most of these away",
+    ),
+];
+
+/// What the emulator doesn't reach, whatever the operation.
+pub const GAPS: &[Gap] = &[
+    Gap {
+        key: "static",
+        what: "static executables",
+        note: "nothing can be preloaded into them, so they find no device",
+    },
+    Gap {
+        key: "no-shim",
+        what: "programs that were executed without the shim (environment cleared, set-user-ID)",
+        note: "they find no device; an inherited device descriptor is a bare pipe there",
+    },
+    Gap {
+        key: "clone-vm",
+        what: "CLONE_VM tasks outside the thread group that predate the filter",
+        note: "the filter reaches threads only; open the device before such tasks are made",
+    },
+    Gap {
+        key: "raw-open",
+        what: "an open of the device by a raw system call instruction",
+        note: "the shim replaces libc's functions, syscall(3) included; inline assembly goes past it",
+    },
+];
+
+/// The row of that name.
+pub fn row(key: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|r| r.key == key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_unique() {
+        let mut keys: Vec<_> = ROWS.iter().map(|r| r.key).chain(GAPS.iter().map(|g| g.key)).collect();
+        keys.sort_unstable();
+        let all = keys.len();
+        keys.dedup();
+        assert_eq!(keys.len(), all);
+    }
+
+    #[test]
+    fn whatever_is_not_exact_says_why() {
+        for r in ROWS {
+            assert_eq!(r.note.is_empty(), r.notify == Sight::Exact, "{}", r.key);
+            assert_eq!(row(r.key).map(|x| x.operation), Some(r.operation));
+        }
+        assert!(GAPS.iter().all(|g| !g.note.is_empty()));
+    }
+
+    #[test]
+    fn readme_names_every_gap() {
+        let readme = include_str!("../../README.md");
+        for what in ROWS.iter().filter(|r| !r.notify.is_seen()).map(|r| r.operation) {
+            assert!(readme.contains(what), "README.md doesn't name this gap: {what}");
+        }
+        for gap in GAPS {
+            assert!(readme.contains(gap.what), "README.md doesn't name this gap: {}", gap.what);
+        }
+    }
+}
