@@ -30,13 +30,13 @@ static int open_numbers(int *numbers)
     return n;
 }
 
-/* Opens a context; *hidden is the one descriptor more that this costs, -1 if there is none. */
+/* Opens a context; *hidden is the one descriptor more that this may cost, -1 if there is none. */
 static int device_and_hidden(int *hidden)
 {
     static int before[MOST], after[MOST];
     int n = open_numbers(before), fd = device(), m = open_numbers(after);
     *hidden = -1;
-    is("descriptors_more", m - n, 2);
+    check(m - n == 1 || m - n == 2, "descriptors_more", "1 or 2", "%d", m - n);
     for (int i = 0; i < m; i++) {
         bool old = after[i] == fd;
         for (int k = 0; k < n; k++)
@@ -44,8 +44,6 @@ static int device_and_hidden(int *hidden)
         if (!old)
             *hidden = after[i];
     }
-    if (*hidden < 0)
-        give_up("finding the hidden descriptor");
     return fd;
 }
 
@@ -76,35 +74,34 @@ TEST_EMULATED(emulated_descriptor_is_a_pipe)
     is("another_context_has_another", s.st_ino != u.st_ino, true);
 }
 
-TEST_EMULATED(emulated_one_hidden_descriptor)
+TEST_EMULATED(emulated_at_most_one_hidden_descriptor)
 {
-    int hidden, fd = device_and_hidden(&hidden);
-    at_least("number", hidden, 64);
-    int flags = fcntl(hidden, F_GETFD);
-    if (flags >= 0)
-        is("cloexec", flags & FD_CLOEXEC, FD_CLOEXEC);
     static int numbers[MOST];
-    int open_now = open_numbers(numbers);
-    int dups[4];
+    int hidden, before = open_numbers(numbers), fd = device_and_hidden(&hidden);
+    if (hidden >= 0) {
+        at_least("number", hidden, 64);
+        is("cloexec", fcntl(hidden, F_GETFD), FD_CLOEXEC);
+    }
+    int open_now = open_numbers(numbers), dups[4];
     for (int i = 0; i < 4; i++)
         dups[i] = dup(fd);
     is("dup_costs_no_more", open_numbers(numbers), open_now + 4);
     for (int i = 0; i < 4; i++)
         close(dups[i]);
     close(fd);
-    is("close_closes_both", open_numbers(numbers), open_now - 2);
+    is("close_closes_all", open_numbers(numbers), before);
     fd = device();
     volatile uint64_t *counter = counter_of(fd);
     close(fd);
     munmap((void *)counter, PAGE);
-    is("also_after_the_mapping_is_gone", open_numbers(numbers), open_now - 2);
+    is("also_after_the_mapping_is_gone", open_numbers(numbers), before);
 }
 
 TEST_EMULATED(emulated_hidden_descriptor_withstands_close)
 {
     int hidden, fd = device_and_hidden(&hidden);
-    close(hidden);
     variant("close");
+    close(hidden);
     works_on(fd);
     variant("syscall");
     fd = device_and_hidden(&hidden);
@@ -112,7 +109,8 @@ TEST_EMULATED(emulated_hidden_descriptor_withstands_close)
     works_on(fd);
     variant("close_range");
     fd = device_and_hidden(&hidden);
-    close_range((unsigned)hidden, (unsigned)hidden, 0);
+    if (hidden >= 0)
+        close_range((unsigned)hidden, (unsigned)hidden, 0);
     works_on(fd);
     variant("close_range_of_all_but_the_device");
     fd = device_and_hidden(&hidden);
@@ -134,6 +132,8 @@ static void taken(const char *name, int (*take)(int from, int number))
     int hidden, fd = device_and_hidden(&hidden), pipes[2];
     if (pipe2(pipes, O_NONBLOCK) != 0)
         give_up("pipe2");
+    if (hidden < 0)
+        hidden = 1000; /* none to be taken: any number will do */
     is("number_is_the_applications", take(pipes[1], hidden), hidden);
     works_on(fd);
     char byte;
