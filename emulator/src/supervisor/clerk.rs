@@ -19,7 +19,8 @@ use super::settle;
 use super::shared::{Message, Shared};
 use super::socket::{Asked, Connection, Peer};
 use super::space::Space;
-use crate::target::MappingTable;
+use super::task;
+use crate::target::maps;
 use crate::trap::filter::Filter;
 use crate::trap::policy::Policy;
 use ummunotify_sys::notify::Listener;
@@ -29,7 +30,7 @@ pub fn serve(shared: &Shared, connection: &Connection) {
     let Ok(peer) = connection.peer() else { return };
     let ours = nix::unistd::getuid().as_raw();
     if peer.uid != ours && peer.uid != 0 && ours != 0 {
-        log::warn!("process {} of user {} was refused", peer.pid, peer.uid);
+        log::warning!("process {} of user {} was refused", peer.pid, peer.uid);
         let _ = connection.refuse(Errno::EPERM);
         return;
     }
@@ -38,7 +39,7 @@ pub fn serve(shared: &Shared, connection: &Connection) {
             Ok(Some(asked)) => asked,
             Ok(None) => return,
             Err(e @ (Errno::EPROTO | Errno::EPROTONOSUPPORT)) => {
-                log::warn!("process {}: its shim doesn't speak this supervisor's version", peer.pid);
+                log::warning!("process {}: its shim doesn't speak this supervisor's version", peer.pid);
                 let _ = connection.refuse(e);
                 return;
             }
@@ -54,7 +55,7 @@ pub fn serve(shared: &Shared, connection: &Connection) {
                 connection.reply(0, [0; 6], &[], &[counter.as_fd()])
             }),
             Op::Attach => with_context(shared, &asked, |context, space| {
-                attach(connection, peer, context, space)
+                attach(shared, connection, peer, context, space)
             }),
             Op::Features | Op::Register | Op::Unregister | Op::Read => {
                 with_context(shared, &asked, |context, space| {
@@ -96,17 +97,17 @@ fn pipe_inode(fd: &OwnedFd) -> nix::Result<u64> {
 fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
     let [flags, needs_filter, ..] = asked.args;
     if peer.pid == 0 {
-        log::warn!("a process that isn't visible in the supervisor's pid namespace was refused");
+        log::warning!("a process that isn't visible in the supervisor's pid namespace was refused");
         return Err(Errno::ESRCH);
     }
     let nonblocking = flags & libc::O_NONBLOCK as u64 != 0;
     let (context, device) = Context::create(shared.next_number(), nonblocking).map_err(|e| {
-        log::warn!("process {}: can't make a context: {e}", peer.pid);
+        log::warning!("process {}: can't make a context: {e}", peer.pid);
         errno_of(&e)
     })?;
     let context = Arc::new(context);
     let (space, new) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
-    let filter = if needs_filter != 0 { Filter::build(&Policy::default()).to_bytes() } else { Vec::new() };
+    let filter = if needs_filter != 0 { Filter::bytes(&Filter::build(&Policy::default())) } else { Vec::new() };
     let [arena, counter] = context.shared_memory();
     let fds = [device.as_fd(), arena, counter, space.marker()];
     let args = [
@@ -140,28 +141,29 @@ fn closed(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<(
     shared.tell(Message::Serve);
     let left = settle::settle(peer.pid);
     let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
-    if let Ok(table) = MappingTable::of_task(peer.pid) {
-        space.set_heap_end(table.heap_end().unwrap_or(0));
+    if let Ok(table) = task::mappings(peer.pid, &shared.kernel) {
+        space.set_heap_end(maps::heap_end(&table).unwrap_or(0));
     }
     connection.reply(0, [0; 6], &[], &[])?;
     if !left.is_empty() {
-        log::warn!("process {}: {} threads stay inside calls from before the filter", peer.pid, left.len());
+        log::warning!("process {}: {} threads stay inside calls from before the filter", peer.pid, left.len());
         settle::follow(peer.pid, left);
-        space.invalidate_all(ummunotify_engine::Reason::Unsettled);
+        space.invalidate_all(ummunotify_engine::Reason::LateThread);
     }
     Ok(())
 }
 
 /// Tells a holder what it holds; the opener also gets back what it needs to use the arena itself.
 fn attach(
+    shared: &Shared,
     connection: &Connection,
     peer: Peer,
     context: &Arc<Context>,
     space: &Arc<Space>,
 ) -> nix::Result<()> {
     let opener = !space.is_gone()
-        && MappingTable::of_task(peer.pid)
-            .is_ok_and(|table| table.iter().any(|m| m.inode == space.marker_inode()));
+        && task::mappings(peer.pid, &shared.kernel)
+            .is_ok_and(|table| table.iter().any(|m| space.is_marker(m)));
     let args = [u64::from(opener), context.number, context.inode, 0, 0, 0];
     let fds = context.shared_memory();
     connection.reply(0, args, &[], if opener { &fds } else { &[] })

@@ -20,6 +20,7 @@ use ummunotify_abi::wire::{self, MAX_ADDRESS};
 use ummunotify_engine::{ARENA_BYTES, Engine, Reason, Recorded};
 
 use super::socket::Door;
+use crate::target::{Device, Mapping};
 
 /// One context.
 #[derive(Debug)]
@@ -30,11 +31,11 @@ pub struct Context {
     pub inode: u64,
     /// Regions and events.
     pub engine: Engine,
-    arena: MmapRaw,
-    counter: MmapRaw,
+    /// What the engine points into: arena and counter.
+    _mappings: [MmapRaw; 2],
     arena_fd: OwnedFd,
     counter_fd: OwnedFd,
-    counter_inode: u64,
+    counter_identity: FileName,
     bell: OwnedFd,
     door: Option<Door>,
     /// Where the opener still maps the counter after the last descriptor was closed.
@@ -53,7 +54,7 @@ impl Context {
         let inode = nix::sys::stat::fstat(&device)?.st_ino;
         let arena_fd = sealed_memfd(c"ummunotify-arena", ARENA_BYTES as u64)?;
         let counter_fd = sealed_memfd(c"ummunotify-counter", PAGE_SIZE)?;
-        let counter_inode = nix::sys::stat::fstat(&counter_fd)?.st_ino;
+        let counter_identity = FileName::of(&counter_fd)?;
         let arena = MmapOptions::new().map_raw(&arena_fd)?;
         let counter = MmapOptions::new().map_raw(&counter_fd)?;
         let base = NonNull::new(arena.as_mut_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -68,7 +69,7 @@ impl Context {
         let door = match Door::open(&name[..length]) {
             Ok(door) => Some(door),
             Err(e) => {
-                super::log::warn!("context {number}: other holders can't be served: bind: {e}");
+                super::log::warning!("context {number}: other holders can't be served: bind: {e}");
                 None
             }
         };
@@ -76,11 +77,10 @@ impl Context {
             number,
             inode,
             engine,
-            arena,
-            counter,
+            _mappings: [arena, counter],
             arena_fd,
             counter_fd,
-            counter_inode,
+            counter_identity,
             bell,
             door,
             lingering: Mutex::new(None),
@@ -99,9 +99,9 @@ impl Context {
         Ok(File::open(format!("/proc/self/fd/{}", self.counter_fd.as_raw_fd()))?.into())
     }
 
-    /// Inode of the counter's memfd, as mapping tables show it.
-    pub fn counter_inode(&self) -> u64 {
-        self.counter_inode
+    /// Whether a mapping is one of the counter.
+    pub fn is_counter(&self, mapping: &Mapping) -> bool {
+        self.counter_identity.is_mapped_by(mapping)
     }
 
     /// Records one invalidation.
@@ -158,9 +158,25 @@ impl Context {
         *lock(&self.lingering)
     }
 
-    /// Bytes mapped: arena and counter.
-    pub fn mapped_bytes(&self) -> usize {
-        self.arena.len() + self.counter.len()
+}
+
+/// A memfd as mapping tables name it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FileName {
+    device: Device,
+    inode: u64,
+}
+
+impl FileName {
+    /// Of an open file.
+    pub fn of(fd: &OwnedFd) -> nix::Result<Self> {
+        let stat = nix::sys::stat::fstat(fd)?;
+        Ok(Self { device: Device::from_stat(stat.st_dev), inode: stat.st_ino })
+    }
+
+    /// Whether the mapping is one of this file.
+    pub fn is_mapped_by(self, mapping: &Mapping) -> bool {
+        mapping.inode == self.inode && mapping.device == self.device
     }
 }
 

@@ -85,7 +85,7 @@ pub fn print(text: std::fmt::Arguments<'_>) {
 }
 
 /// Logs at warn.
-macro_rules! warn {
+macro_rules! warning {
     ($($arg:tt)*) => { $crate::supervisor::log::line($crate::supervisor::log::Level::Warn, format_args!($($arg)*)) };
 }
 /// Logs at info.
@@ -100,4 +100,4 @@ macro_rules! debug {
         }
     };
 }
-pub(crate) use {debug, info, warn};
+pub(crate) use {debug, info, warning};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use ummunotify_abi::PageRange;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
-use ummunotify_engine::Reason;
+use ummunotify_engine::{Reason, Statistics};
 use ummunotify_sys::notify::{Listener, Notification};
 use ummunotify_sys::process;
 
@@ -21,8 +21,7 @@ use super::socket::{Connection, Door};
 use super::space::Space;
 use super::task;
 use super::worker::{Finding, Job};
-use crate::target::MappingTable;
-use crate::trap::operation::{Decoded, Operation, Reach, Syscall, decode};
+use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
 
 /// What an epoll event is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,7 +135,7 @@ impl MainLoop {
         if let Err(e) = started {
             // The connection closes with the closure, which its peer sees.
             self.clerks.fetch_sub(1, Ordering::AcqRel);
-            log::warn!("can't start a thread for a connection: {e}");
+            log::warning!("can't start a thread for a connection: {e}");
         }
     }
 
@@ -204,18 +203,18 @@ impl MainLoop {
         // POLLERR on a pipe's write end: nobody has the read end any more (poll(2)).
         let bell = EpollEvent::new(EpollFlags::EPOLLERR, Source::Bell(context.number).word());
         if let Err(e) = self.epoll.add(context.bell(), bell) {
-            log::warn!("context {}: can't be watched for its end: {e}", context.number);
+            log::warning!("context {}: can't be watched for its end: {e}", context.number);
         }
         if let Some(door) = context.door() {
             let asked = EpollEvent::new(EpollFlags::EPOLLIN, Source::ContextDoor(context.number).word());
             if let Err(e) = self.epoll.add(door.as_fd(), asked) {
-                log::warn!("context {}: other holders can't be served: {e}", context.number);
+                log::warning!("context {}: other holders can't be served: {e}", context.number);
             }
         }
         if self.watched_processes.insert(space.pid) {
             let ended = EpollEvent::new(EpollFlags::EPOLLIN, Source::Process(space.pid).word());
             if let Err(e) = self.epoll.add(space.pidfd(), ended) {
-                log::warn!("process {}: can't be watched for its end: {e}", space.pid);
+                log::warning!("process {}: can't be watched for its end: {e}", space.pid);
             }
         }
         // A process that opens anew after execve, or a forked child that opens, was a stranger before.
@@ -231,7 +230,7 @@ impl MainLoop {
         }
         match self.epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, Source::Listener.word())) {
             Ok(()) => self.serving = true,
-            Err(e) => log::warn!("can't serve the filter: {e}"),
+            Err(e) => log::warning!("can't serve the filter: {e}"),
         }
     }
 
@@ -267,11 +266,11 @@ impl MainLoop {
         let started = std::thread::Builder::new().name("look".into()).stack_size(256 * 1024).spawn(move || {
             let (space, context) = look;
             let alive = !space.is_gone() && space.process_alive();
-            let at = if alive { mapped_counter(&space, &context) } else { None };
+            let at = if alive { mapped_counter(&shared, &space, &context) } else { None };
             shared.tell(Message::CounterSeen(number, at));
         });
         if let Err(e) = started {
-            log::warn!("context {number}: can't look whether its counter is mapped: {e}");
+            log::warning!("context {number}: can't look whether its counter is mapped: {e}");
         }
     }
 
@@ -292,7 +291,7 @@ impl MainLoop {
             super::log::print(format_args!(
                 "process {}, context {number}: {}",
                 space.pid,
-                context.engine.statistics()
+                summary(&context.engine.statistics())
             ));
         }
         log::info!("context {number} of process {} is closed", space.pid);
@@ -339,7 +338,7 @@ impl MainLoop {
         let now = Instant::now();
         for job in self.pending.iter().take_while(|job| job.due <= now) {
             if job.claim() {
-                log::warn!("task {}: {:?} took too long to look at: all invalid", job.tid, job.operation);
+                log::warning!("task {}: {:?} took too long to look at: all invalid", job.tid, job.operation);
                 for space in &job.candidates {
                     space.stuck.store(true, Ordering::Release);
                 }
@@ -359,7 +358,7 @@ impl MainLoop {
         if let Some(listener) = self.shared.listener.get()
             && let Err(e) = listener.proceed(id)
         {
-            log::warn!("a trapped call can't go on: {e}");
+            log::warning!("a trapped call can't go on: {e}");
         }
     }
 
@@ -370,7 +369,7 @@ impl MainLoop {
             match listener.receive() {
                 Ok(Some(notification)) => self.notification(listener, &notification),
                 Ok(None) => {}
-                Err(e) => log::warn!("can't receive a notification: {e}"),
+                Err(e) => log::warning!("can't receive a notification: {e}"),
             }
         } else if events.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
             // The last task under the filter is gone.
@@ -380,7 +379,7 @@ impl MainLoop {
     }
 
     fn notification(&mut self, listener: &Listener, call: &Notification) {
-        let decoded = decode(&Syscall { arch: call.arch, nr: call.nr, args: call.args });
+        let decoded = Decoded::new(&Syscall { arch: call.arch, nr: call.nr, args: call.args });
         if let Decoded::Hello { version } = decoded {
             let answer = if version == u64::from(wire::WIRE_VERSION) {
                 self.shared.token.cast_signed()
@@ -388,13 +387,11 @@ impl MainLoop {
                 -i64::from(libc::EPROTONOSUPPORT)
             };
             if let Err(e) = listener.answer(call.id, answer) {
-                log::warn!("task {}: can't answer its hello: {e}", call.tid);
+                log::warning!("task {}: can't answer its hello: {e}", call.tid);
             }
             return;
         }
-        if let Decoded::Operation(operation) = &decoded
-            && operation.is_fork()
-        {
+        if let Decoded::Fork(_) = decoded {
             // Numbers of threads that have ended may come back as the child's.
             self.members.clear();
         }
@@ -412,15 +409,13 @@ impl MainLoop {
                 spaces.iter().for_each(|s| s.set_many_tasks());
                 self.proceed(call.id);
             }
-            (Decoded::Operation(operation), Home::Space(space)) => {
+            (Decoded::Operation(operation) | Decoded::Fork(operation), Home::Space(space)) => {
                 self.operation(call, vec![space], false, operation);
             }
-            (Decoded::Operation(operation), Home::Perhaps(spaces)) => {
+            (Decoded::Operation(operation) | Decoded::Fork(operation), Home::Perhaps(spaces)) => {
                 self.operation(call, spaces, true, operation);
             }
-            (Decoded::Ignore | Decoded::Hello { .. } | Decoded::NewTask | Decoded::Operation(_), _) => {
-                self.proceed(call.id);
-            }
+            (_, Home::Elsewhere) | (Decoded::Ignore | Decoded::Hello { .. }, _) => self.proceed(call.id),
         }
     }
 
@@ -432,12 +427,12 @@ impl MainLoop {
         proof: bool,
         operation: Operation,
     ) {
-        if let Some(end) = operation.heap_end() {
+        // What the heap may cover before this call; a growing one reaches further only afterwards.
+        let may_hit = spaces.iter().any(|s| may_hit(s, operation.reach_with_heap(s.heap_limit())));
+        if let Operation::Brk { end } = operation {
             spaces.iter().for_each(|s| s.heap_asked(end));
         }
-        let reach = operation.reach();
-        self.note_lingering(&spaces, &reach);
-        let may_hit = spaces.iter().any(|space| may_hit(space, &reach, operation.heap_end().is_some()));
+        self.note_lingering(&spaces, operation.reach());
         if !may_hit {
             self.proceed(call.id);
             return;
@@ -455,10 +450,9 @@ impl MainLoop {
     }
 
     /// A closed context whose counter may be unmapped by this call is looked at again soon.
-    fn note_lingering(&mut self, spaces: &[Arc<Space>], reach: &Reach) {
-        let Reach::Ranges(ranges) = reach else { return };
+    fn note_lingering(&mut self, spaces: &[Arc<Space>], reach: Reach) {
         let touched = spaces.iter().any(|space| {
-            space.any(|c| c.lingering().is_some_and(|at| ranges.iter().any(|r| r.hits(at))))
+            space.any(|c| c.lingering().is_some_and(|at| reach.ranges().any(|r| r.hits(at))))
         });
         if touched {
             self.recheck = Some(Instant::now() + Duration::from_millis(10));
@@ -532,28 +526,43 @@ impl MainLoop {
 }
 
 /// Whether the call may hit a region of the space.
-fn may_hit(space: &Space, reach: &Reach, heap: bool) -> bool {
+fn may_hit(space: &Space, reach: Reach) -> bool {
     match reach {
         Reach::Nothing => false,
-        Reach::Ranges(ranges) => ranges.iter().any(|range| {
-            let end = if heap { range.end.min(space.heap_limit()) } else { range.end };
-            let range = PageRange::new(range.start, end);
-            !range.is_empty() && space.any(|c| c.engine.may_hit(range))
-        }),
+        Reach::Ranges(..) => reach.ranges().any(|range| space.any(|c| c.engine.may_hit(range))),
         Reach::AnyFileMapping | Reach::Everything => space.any(|c| c.engine.regions() > 0),
     }
 }
 
 /// Where a client still maps the context's counter; the shim's own mapping is the shared and writable one.
-fn mapped_counter(space: &Space, context: &Context) -> Option<PageRange> {
-    match MappingTable::of_task(space.pid) {
+fn mapped_counter(shared: &Shared, space: &Space, context: &Context) -> Option<PageRange> {
+    match task::mappings(space.pid, &shared.kernel) {
         Ok(table) => table
             .iter()
-            .find(|m| m.inode == context.counter_inode() && !(m.shared && m.write))
+            .find(|m| context.is_counter(m) && !(m.shared && m.prot & 2 != 0))
             .map(|m| m.range),
         Err(e) => {
-            log::debug!("process {}: its mapping table can't be read: {e}", space.pid);
+            log::debug!("process {}: {e}", space.pid);
             None
         }
     }
+}
+
+/// The statistics in one line; what made everything invalid is named with its count.
+fn summary(statistics: &Statistics) -> String {
+    let mut line = format!(
+        "{} regions registered, {} unregistered, {} invalidations recorded, {} of them hit, {} events read",
+        statistics.registered,
+        statistics.unregistered,
+        statistics.invalidations,
+        statistics.hits,
+        statistics.reported
+    );
+    for reason in Reason::ALL {
+        let times = statistics.everything(reason);
+        if times > 0 {
+            line += &format!("; everything invalid {times} times: {}", reason.name());
+        }
+    }
+    line
 }

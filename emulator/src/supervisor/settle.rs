@@ -9,7 +9,8 @@ use nix::sys::ptrace;
 use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 
-use crate::trap::policy;
+use crate::trap::operation::{Decoded, Reach, Syscall};
+use crate::trap::policy::ARCH_X86_64;
 
 /// How long an open may wait for the other threads.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -66,20 +67,26 @@ fn threads(pid: u32) -> Option<Vec<u32>> {
 }
 
 /// What the thread is doing, by /proc/PID/task/TID/syscall: "running", "-1 …" (asleep outside any call, in a
-/// page fault) or the number of the call that it sleeps in (proc_pid_syscall(5)).
+/// page fault), or number and arguments of the call that it sleeps in (proc_pid_syscall(5)).
 fn look(pid: u32, tid: u32) -> Seen {
-    match std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
-        Ok(text) => match text.split_whitespace().next().map(str::parse::<i64>) {
-            Some(Ok(nr)) => match u32::try_from(nr) {
-                Ok(nr) if policy::is_watched_number(nr) => Seen::Inside,
-                _ => Seen::Outside,
-            },
-            _ => Seen::Unclear,
-        },
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Seen::Outside,
-        // ESRCH: it has ended.
-        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Seen::Outside,
-        Err(_) => Seen::Unclear,
+    let text = match std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
+        Ok(text) => text,
+        // ENOENT, ESRCH: it has ended.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Seen::Outside,
+        Err(_) => return Seen::Unclear,
+    };
+    let mut words = text.split_whitespace();
+    let Some(Ok(nr)) = words.next().map(str::parse::<i64>) else { return Seen::Unclear };
+    let Ok(nr) = u32::try_from(nr) else { return Seen::Outside };
+    let mut args = [0; 6];
+    for (arg, word) in args.iter_mut().zip(words) {
+        *arg = u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap_or(0);
+    }
+    match Decoded::new(&Syscall { arch: ARCH_X86_64, nr, args }) {
+        Decoded::Operation(operation) | Decoded::Fork(operation) if operation.reach() != Reach::Nothing => {
+            Seen::Inside
+        }
+        _ => Seen::Outside,
     }
 }
 

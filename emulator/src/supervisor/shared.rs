@@ -1,6 +1,5 @@
 //! What the supervisor's threads share.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -13,7 +12,8 @@ use ummunotify_sys::notify::Listener;
 use super::context::{Context, lock};
 use super::space::Space;
 use super::worker::{self, Finding};
-use crate::target::{KernelTraits, MappingTable};
+use super::task;
+use crate::target::KernelTraits;
 
 /// What other threads tell the main loop.
 #[derive(Debug)]
@@ -122,8 +122,8 @@ impl Shared {
         let known = self.spaces();
         let mut live = known.iter().filter(|s| !s.is_gone()).peekable();
         if live.peek().is_some() {
-            let table = MappingTable::of_task(pid).map_err(io::Error::other)?;
-            if let Some(space) = live.find(|s| table.iter().any(|m| m.inode == s.marker_inode())) {
+            let table = task::mappings(pid, &self.kernel).map_err(io::Error::other)?;
+            if let Some(space) = live.find(|s| table.iter().any(|m| s.is_marker(m))) {
                 return Ok((Arc::clone(space), false));
             }
         }

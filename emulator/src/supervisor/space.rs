@@ -10,7 +10,8 @@ use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_engine::Reason;
 
-use super::context::{Context, lock, sealed_memfd};
+use super::context::{Context, FileName, lock, sealed_memfd};
+use crate::target::Mapping;
 use super::worker::Job;
 
 /// One address space. It outlives its process as long as a context of it is open somewhere.
@@ -22,7 +23,7 @@ pub struct Space {
     /// A page that the opener maps for as long as this address space exists (not inherited by fork, gone
     /// with exec): its presence in a mapping table proves that the table is this space's.
     marker: OwnedFd,
-    marker_inode: u64,
+    marker_identity: FileName,
     contexts: Mutex<Vec<Arc<Context>>>,
     /// Nothing fires any more: the process has called execve, or every task is gone.
     gone: AtomicBool,
@@ -44,12 +45,12 @@ impl Space {
     pub fn new(pid: u32, jobs: Sender<Arc<Job>>) -> io::Result<Self> {
         let pidfd = ummunotify_sys::process::pidfd_open(pid)?;
         let marker = sealed_memfd(c"ummunotify-space", PAGE_SIZE)?;
-        let marker_inode = nix::sys::stat::fstat(&marker)?.st_ino;
+        let marker_identity = FileName::of(&marker)?;
         Ok(Self {
             pid,
             pidfd,
             marker,
-            marker_inode,
+            marker_identity,
             contexts: Mutex::new(Vec::new()),
             gone: AtomicBool::new(false),
             executing: AtomicU32::new(0),
@@ -66,9 +67,9 @@ impl Space {
         self.marker.as_fd()
     }
 
-    /// Inode of the marker's memfd.
-    pub fn marker_inode(&self) -> u64 {
-        self.marker_inode
+    /// Whether a mapping is the marker.
+    pub fn is_marker(&self, mapping: &Mapping) -> bool {
+        self.marker_identity.is_mapped_by(mapping)
     }
 
     /// For polling: readable once the process is gone.

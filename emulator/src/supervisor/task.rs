@@ -1,4 +1,13 @@
-//! Facts about a task that its /proc entry tells without waiting for its mapping lock.
+//! Facts about a task that its /proc entry tells.
+
+use std::sync::Arc;
+
+use crate::target::{self, KernelTraits, Mapping, ProcessTarget, Target};
+
+/// The mapping table of a task. The one fact here that can wait for the task's mapping lock.
+pub fn mappings(tid: u32, kernel: &KernelTraits) -> target::Result<Arc<[Mapping]>> {
+    ProcessTarget::new(tid.cast_signed(), false, kernel).mappings()
+}
 
 /// The process (thread group) that a task belongs to; `None` if it is gone or not visible.
 pub fn process_of(tid: u32) -> Option<u32> {

@@ -15,7 +15,8 @@ use ummunotify_sys::notify::Listener;
 
 use super::log;
 use super::space::Space;
-use crate::target::{KernelTraits, MappingTable, ProcessTarget};
+use super::task;
+use crate::target::{KernelTraits, ProcessTarget};
 use crate::trap::effect::{Effect, effect};
 use crate::trap::operation::Operation;
 
@@ -86,14 +87,16 @@ pub fn run(
         if job.is_claimed() {
             continue;
         }
-        let spaces = if job.proof { prove(&job, findings) } else { job.candidates.clone() };
+        let spaces = if job.proof { prove(&job, kernel, findings) } else { job.candidates.clone() };
         // A task of another process in the same space (vfork, CLONE_VM) has company by its nature.
-        let process = super::task::process_of(job.tid);
+        let process = task::process_of(job.tid);
         let many = spaces.iter().any(|s| s.many_tasks() || process != Some(s.pid));
         let effect = if spaces.is_empty() {
             Effect::Pieces(Vec::new())
         } else {
-            effect(&job.operation, &mut ProcessTarget::new(job.tid, many, kernel))
+            let watches = |range| spaces.iter().any(|s| s.any(|c| c.engine.may_hit(range)));
+            let target = ProcessTarget::new(job.tid.cast_signed(), many, kernel);
+            effect(&job.operation, &mut target.watching(&watches))
         };
         if !job.claim() {
             log::debug!("task {}: {:?} was answered at its deadline", job.tid, job.operation);
@@ -104,12 +107,12 @@ pub fn run(
         for space in &spaces {
             match &effect {
                 Effect::Pieces(pieces) => space.record(pieces),
-                Effect::All(_) => space.invalidate_all(Reason::Unclear),
+                Effect::All(_) => space.invalidate_all(Reason::Unreadable),
             }
         }
         if let Some(listener) = listener.get() {
             if let Err(e) = listener.proceed(job.id) {
-                log::warn!("task {}: can't let its call go on: {e}", job.tid);
+                log::warning!("task {}: can't let its call go on: {e}", job.tid);
             }
         }
     }
@@ -117,13 +120,13 @@ pub fn run(
 
 /// Which of the candidates the task belongs to, by the marker page in its mapping table. A table that can't
 /// be read proves nothing: then it may be each of them.
-fn prove(job: &Job, findings: &Sender<Finding>) -> Vec<Arc<Space>> {
+fn prove(job: &Job, kernel: &KernelTraits, findings: &Sender<Finding>) -> Vec<Arc<Space>> {
     // Opened before the look, so that what was seen holds for this process and no later one of that number.
     let pidfd = ummunotify_sys::process::pidfd_open(job.tid);
-    let Ok(table) = MappingTable::of_task(job.tid) else { return job.candidates.clone() };
+    let Ok(table) = task::mappings(job.tid, kernel) else { return job.candidates.clone() };
     let mut members = Vec::new();
     for space in &job.candidates {
-        if table.iter().any(|m| m.inode == space.marker_inode() && m.name_contains("ummunotify-space")) {
+        if table.iter().any(|m| space.is_marker(m)) {
             space.exec_failed(job.tid);
             members.push(Arc::clone(space));
         } else if space.pid == job.tid && space.executing().is_some() {
