@@ -291,7 +291,10 @@ fn too_few_descriptors_are_emfile() {
 #[test]
 fn no_further_process_is_eagain() {
     if !Account::is_superuser() {
-        skip("RLIMIT_NPROC 0", "other processes of this user run at the same time, and may not be the tests' own");
+        skip(
+            "RLIMIT_NPROC 0",
+            "other processes of this user run at the same time, and may not be the tests' own",
+        );
         return;
     }
     confined("nproc=0", Account::Ordinary, "EAGAIN", &["EAGAIN", "process"]);
@@ -323,18 +326,14 @@ fn kmod_without_the_device_says_so() {
     let stage = Stage::new();
     let client = stage.client(&program("open_once"));
     let words = ["/dev/ummunotify", "ENOENT", "module"];
-    let outcome = ummunotify(&stage, Account::Ordinary, &["run", "--", text(&client)])
-        .env(ENV_BACKEND, "kmod")
-        .run();
+    let outcome =
+        ummunotify(&stage, Account::Ordinary, &["run", "--", text(&client)]).env(ENV_BACKEND, "kmod").run();
     assert_complaint(&outcome, 125, &words);
     let outcome =
         ummunotify(&stage, Account::Ordinary, &["run", "--backend", "kmod", "--", text(&client)]).run();
     assert_complaint(&outcome, 125, &words);
-    let outcome = stage
-        .program(Mode::Preload, Account::Ordinary, &client)
-        .env(ENV_BACKEND, "kmod")
-        .limit(LIMIT)
-        .run();
+    let outcome =
+        stage.program(Mode::Preload, Account::Ordinary, &client).env(ENV_BACKEND, "kmod").limit(LIMIT).run();
     assert_eq!(outcome.code(), Some(NOT_OPENED), "{outcome}");
     assert_not_opened(&outcome, Some("ENOENT"));
 }
@@ -422,7 +421,10 @@ fn supervisor_killed(mode: Mode, account: Account) {
     }
     // Registrations of a context that nobody watches must not pretend to work for ever; whether they fail at
     // once isn't said. A new context can't be had.
-    assert!(outcome.stdout.lines().any(|said| said.starts_with("open: E")), "a dead device opened: {outcome}");
+    assert!(
+        outcome.stdout.lines().any(|said| said.starts_with("open: E")),
+        "a dead device opened: {outcome}"
+    );
 }
 
 #[test]

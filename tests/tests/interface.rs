@@ -42,7 +42,8 @@ const LEAST_CHECKS: usize = 1500;
 fn run(mode: Mode, account: Account) {
     let stage = Stage::new();
     let suite = stage.client(&suite());
-    let outcome = stage.program(mode, account, &suite).arg("--emulated").limit(Duration::from_secs(240)).run();
+    let outcome =
+        stage.program(mode, account, &suite).arg("--emulated").limit(Duration::from_secs(240)).run();
     let failures: Vec<&str> = outcome.stdout.lines().filter(|line| line.starts_with("FAIL ")).collect();
     let checks = outcome.stdout.lines().filter(|line| line.starts_with("ok ")).count();
     for line in outcome.stdout.lines().filter_map(|line| line.strip_prefix("skip ")) {
