@@ -19,3 +19,9 @@ mod cli;
 pub extern "C" fn main(_count: libc::c_int, _arguments: *const *const libc::c_char) -> libc::c_int {
     cli::main()
 }
+
+/// Under the test harness, which has a `main` of its own.
+#[cfg(test)]
+fn main() {
+    std::process::exit(cli::main());
+}

@@ -56,7 +56,7 @@ can't work here, 2 for bad use.";
 
 /// Options of `run`.
 #[derive(Args, Debug)]
-#[command(after_help = RUN_HELP)]
+#[command(after_help = RUN_HELP, override_usage = "ummunotify run [OPTIONS] [--] COMMAND [ARGUMENTS]...")]
 struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
     #[arg(long, value_name = "BACKEND")]
@@ -74,7 +74,7 @@ struct RunArguments {
     #[arg(long)]
     stats: bool,
     /// The program and its arguments
-    #[arg(value_name = "COMMAND", trailing_var_arg = true)]
+    #[arg(value_name = "COMMAND [ARGUMENTS]", trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
