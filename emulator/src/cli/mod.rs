@@ -55,7 +55,7 @@ Exit code: the program's own; 127 if there is no such program, 126 if it can't b
 can't work here, 2 for bad use.";
 
 /// Options of `run`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Default)]
 #[command(after_help = RUN_HELP, override_usage = "ummunotify run [OPTIONS] [--] COMMAND [ARGUMENTS]...")]
 struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
