@@ -171,8 +171,9 @@ impl<W: Write> Report<W> {
             )),
             (false, true) => self.line("\n`ummunotify run` works here: with the emulator, layer notify."),
             (false, false) => self.line(format_args!(
-                "\n`ummunotify run` doesn't work here. Missing: {missing}.\nA container's seccomp profile or an old \
-                 kernel is the usual reason; the kernel module (kmod-compat) is the other way."
+                "\n`ummunotify run` doesn't work here. Missing: {missing}.\nWhere the kernel said no, a container's \
+                 seccomp profile or an old kernel is the usual\nreason; the kernel module (kmod-compat) is the \
+                 other way."
             )),
         }?;
         self.out.flush()?;

@@ -95,8 +95,8 @@ fn without(screen: &mut Screen) -> anyhow::Result<()> {
     let verdict = format!("\"{seen}\"  {}", screen.tone(Tone::Bad, "WRONG: the message isn't there"));
     screen.row("app reads", &verdict)?;
     screen.line(
-        "\n    No error, no signal: the data went to a page that isn't the application's any\n    \
-         more. In a real machine that page may be somebody else's by now.",
+        "\n    No error, no signal. The adapter's pin keeps the old page alive, where no address\n    \
+         of the application leads any more, and the message lies there.",
     )?;
     Ok(())
 }
