@@ -177,10 +177,10 @@ fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt, jf, k }
 }
 
-/// `run true` where seccomp(2) answers that errno.
-fn run_where_seccomp_answers(errno: i32) -> Output {
+/// This program where seccomp(2) answers that errno.
+fn where_seccomp_answers(errno: i32, arguments: &[&str]) -> Output {
     let mut command = Command::new(BINARY);
-    command.args(["run", "--backend", "emulated", "true"]);
+    command.args(arguments);
     let mut program = [
         op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_seccomp as u32),
@@ -194,12 +194,30 @@ fn run_where_seccomp_answers(errno: i32) -> Output {
 
 #[test]
 fn a_kernel_without_user_notification_is_told_with_what_to_do() {
-    let refused = run_where_seccomp_answers(libc::EPERM);
+    let run = ["run", "--backend", "emulated", "true"];
+    let refused = where_seccomp_answers(libc::EPERM, &run);
     assert_refused(&refused, 125, "allow seccomp(2)");
     assert!(said(&refused).contains("EPERM"));
-    let absent = run_where_seccomp_answers(libc::ENOSYS);
+    let absent = where_seccomp_answers(libc::ENOSYS, &run);
     assert_refused(&absent, 125, "Linux 5.5 or newer");
     assert!(said(&absent).contains("ENOSYS"));
+}
+
+#[test]
+fn doctor_says_whether_run_works_here() {
+    let output = Command::new(BINARY).arg("doctor").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("\n`ummunotify run` works here"), "{text}");
+    if !Path::new(ummunotify_abi::device::PATH).exists() {
+        let output = where_seccomp_answers(libc::EPERM, &["doctor"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(
+            text.contains("doesn't work here. Missing: listener") && text.contains("no: EPERM"),
+            "{text}"
+        );
+    }
 }
 
 #[test]
