@@ -34,7 +34,7 @@ help:
 # A host that can't do it gets a sentence instead of a page of compiler errors.
 rust:
 	@if [ "$$(uname -sm)" != "Linux x86_64" ]; then \
-	    echo "ummunotify: this needs x86-64 Linux, and here is $$(uname -sm); the client library alone builds with: cargo build -p ummunotify --lib" >&2; \
+	    echo "ummunotify: this needs x86-64 Linux, and here is $$(uname -sm)" >&2; \
 	    exit 1; \
 	fi; \
 	have=$$(rustc --version 2>/dev/null | sed -n 's/^rustc \([0-9]*\.[0-9]*\).*/\1/p') || true; \

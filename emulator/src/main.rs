@@ -5,10 +5,7 @@
 #![cfg_attr(not(test), no_main)]
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu")))]
-compile_error!(
-    "the ummunotify command runs on x86-64 Linux with glibc only; elsewhere build the client library alone: \
-     cargo build -p ummunotify --lib"
-);
+compile_error!("ummunotify needs x86-64 Linux with glibc");
 
 mod cli;
 

@@ -93,7 +93,7 @@ impl Memory {
     }
 
     /// The frame that is mapped at an address now, by the kernel's own account.
-    fn frame_behind(&self, range: PageRange) -> anyhow::Result<u64> {
+    pub(super) fn frame_behind(&self, range: PageRange) -> anyhow::Result<u64> {
         let inode = self.frames.metadata().context("fstat of a memfd")?.ino();
         let maps = std::fs::read_to_string("/proc/self/maps").context("read /proc/self/maps")?;
         maps.lines()

@@ -196,7 +196,7 @@ fn draw(
     entry: Option<&Entry>,
 ) -> anyhow::Result<()> {
     let at = |frame| -> anyhow::Result<String> { Ok(format!("frame {frame} [{}]", memory.read(frame)?)) };
-    let application = buffer.map(|b| memory.pin(b.range())).transpose()?.map(|pin| pin.frame);
+    let application = buffer.map(|b| memory.frame_behind(b.range())).transpose()?;
     let adapter = entry.map(|e| e.registration.frame);
     for frame in 0..2 {
         let left = match buffer.filter(|_| application == Some(frame)) {
