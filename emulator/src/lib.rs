@@ -4,9 +4,18 @@
 //! * [`backend`]: the backends, and whether this host lets one work
 //! * [`coverage`]: what each layer sees and misses
 //! * [`shimfile`]: where the preloadable library is
+//! * [`trap`]: the filter, and what a trapped call does to mappings
+//! * [`target`]: what a look at a process tells
+//! * [`supervisor`]: the process that answers trapped calls
+//!
+//! Data flows one way: application -> trap ([`trap`], [`target`]) -> engine (crate `ummunotify-engine`) ->
+//! shared-memory arena -> client. Traps touch the arena only through the engine; the engine knows no trap.
 #![deny(missing_docs)]
 
 pub mod backend;
 pub mod client;
 pub mod coverage;
 pub mod shimfile;
+pub mod supervisor;
+pub mod target;
+pub mod trap;

@@ -14,6 +14,10 @@ pub const WIRE_VERSION: u32 = 1;
 /// `prctl` option that no kernel knows (`"UMMU"`): EINVAL where no supervisor's filter is inherited.
 pub const HELLO_PRCTL: u64 = 0x554d_4d55;
 
+/// Set in the lock ids of supervisor threads. Client threads use their bare thread id (below 2^22, proc(5));
+/// the two may be of different pid namespaces and must never look the same.
+pub const SUPERVISOR_LOCK_ID: u32 = 1 << 28;
+
 /// First word of each packet.
 pub const MAGIC: u32 = 0x4d4d_5531;
 
@@ -22,8 +26,10 @@ pub const MAGIC: u32 = 0x4d4d_5531;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Open a context in the caller's address space. args: flags of open, 1 if the caller needs a filter.
-    /// Reply descriptors: the pipe's read end, the arena, the counter (writable). args: context number,
-    /// pipe inode. Payload: the filter program (`struct sock_filter`s) if one was asked for.
+    /// Reply descriptors: the pipe's read end, the arena, the counter (writable) and, if reply args[3] is 1,
+    /// the space marker: a page to map shared, MADV_DONTFORK, for as long as the address space exists.
+    /// Reply args: context number, pipe inode, token, marker follows, 0, pid of the supervisor.
+    /// Payload: the filter program (`struct sock_filter`s) if one was asked for.
     Open = 1,
     /// The filter is installed. Descriptor: the listener. The reply means that the supervisor holds it.
     Listener = 2,

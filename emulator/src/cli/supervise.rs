@@ -16,18 +16,13 @@ pub(super) fn main() -> i32 {
         return EXIT_USAGE;
     };
     ready_for_service();
-    match serve(control) {
+    match ummunotify::supervisor::run(control) {
         Ok(()) => 0,
         Err(error) => {
             complain(&format!("supervisor: {error:#}"));
             1
         }
     }
-}
-
-fn serve(control: OwnedFd) -> anyhow::Result<()> {
-    drop(control);
-    anyhow::bail!("this build has no supervisor")
 }
 
 /// The socket, if there is one.

@@ -1,2 +1,17 @@
-//! The unsafe system layer.
+//! The unsafe system layer: what the emulator needs of the kernel and `nix` doesn't offer.
+//!
+//! Each item says which kernel brought it and where that is documented. Nothing here knows of regions.
 #![deny(missing_docs)]
+
+pub mod futex;
+pub mod notify;
+pub mod process;
+pub mod socket;
+pub mod traits;
+
+use std::io;
+
+/// Turns the return value of a libc call into a result.
+pub(crate) fn check(ret: i64) -> io::Result<i64> {
+    if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(ret) }
+}

@@ -1,0 +1,194 @@
+//! Layout of a context's arena: the shared memory that the opener and its supervisor both map, each at an
+//! address of its own. Every field is an atomic, and all references are numbers, never pointers: the other
+//! side may write anything at any time, so whoever reads checks.
+//!
+//! The file is sparse: only what is used is ever touched. What a recording reads first (header and the first
+//! index nodes) lies in the first page, for after an unmap each page touched costs a TLB miss.
+//!
+//! | offset | what | bytes |
+//! |---|---|---|
+//! | 0 | [`Header`], padded to three node sizes | 1536 |
+//! | 1536 | index [`Node`]s, numbered by offset / 512 | up to 256 MiB |
+//! | [`SLOTS_OFFSET`] | region [`Slot`]s, from number 1 | 128 MiB |
+//! | [`COOKIES_OFFSET`] | cookie hash tables: one of n entries lies at entries n..2n | 32 MiB |
+//! | [`RINGS_OFFSET`] | rings of queued slots: one of n cells lies at cells n..2n | 64 MiB |
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// First word of an arena, written last when it is made.
+pub const ARENA_MAGIC: u64 = 0x616e_6572_4155_4d4d;
+/// Version of everything in this module.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Entries in an index node.
+pub const FANOUT: usize = 16;
+/// Nodes the arena has room for, counting the ones that the header covers.
+pub const NODES: u32 = 1 << 19;
+/// Number of the first node behind the header.
+pub const FIRST_NODE: u32 = 3;
+/// Slots that the arena has room for; slot 0 is "none".
+pub const SLOTS: u32 = 1 << 21;
+/// Regions that may be registered at once: a ring of the largest size then always has room to spare.
+pub const MAX_REGIONS: u32 = SLOTS - 512;
+/// Binary logarithm of the smallest cookie table.
+pub const COOKIES_MIN_LOG: u32 = 10;
+/// Binary logarithm of the largest cookie table.
+pub const COOKIES_MAX_LOG: u32 = 22;
+/// Binary logarithm of the smallest ring.
+pub const RING_MIN_LOG: u32 = 10;
+/// Number of ring sizes, each twice the one before.
+pub const RING_LEVELS: usize = 13;
+
+/// Byte offset of the slots.
+pub const SLOTS_OFFSET: usize = NODES as usize * size_of::<Node>();
+/// Byte offset of the cookie tables.
+pub const COOKIES_OFFSET: usize = SLOTS_OFFSET + SLOTS as usize * size_of::<Slot>();
+/// Entries in all cookie tables.
+pub const COOKIE_ENTRIES: usize = 2 << COOKIES_MAX_LOG;
+/// Byte offset of the rings.
+pub const RINGS_OFFSET: usize = COOKIES_OFFSET + COOKIE_ENTRIES * size_of::<AtomicU32>();
+/// Cells in all rings.
+pub const RING_CELLS: usize = 1 << (RING_MIN_LOG as usize + RING_LEVELS);
+/// Bytes of the whole arena.
+pub const ARENA_BYTES: usize = RINGS_OFFSET + RING_CELLS * size_of::<AtomicU64>();
+
+/// Number of statistics words.
+pub const STATISTICS: usize = 32;
+
+/// Where an index keeps its nodes. There are two, used in turns: a rebuild makes the other one, so that a
+/// writer that was declared dead too early writes into an index that nobody reads.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Bank {
+    /// Least start of any region.
+    pub span_start: AtomicU64,
+    /// Largest end of any region; equal to `span_start` when there is none.
+    pub span_end: AtomicU64,
+    /// The root node, 0 if there is none.
+    pub root: AtomicU32,
+    /// Nodes ever taken from this bank.
+    pub used: AtomicU32,
+    /// First of the free nodes, chained by `ids[0]`; 0 if there is none.
+    pub free: AtomicU32,
+    /// Not 0: the index isn't complete, every lookup answers "don't know".
+    pub broken: AtomicU32,
+}
+
+/// The control fields.
+///
+/// Fields marked L are written by the holder of `lock` only.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Header {
+    /// [`ARENA_MAGIC`].
+    pub magic: AtomicU64,
+    /// [`LAYOUT_VERSION`].
+    pub layout: AtomicU32,
+    /// [`SLOTS`].
+    pub slots: AtomicU32,
+    /// [`ARENA_BYTES`].
+    pub bytes: AtomicU64,
+    /// Not 0 once the context was used (EXCHANGE_FEATURES is refused from then on).
+    pub used: AtomicU32,
+    reserved0: [AtomicU32; 9],
+
+    /// L. Odd while the index changes: recorders read the index between two equal even values.
+    pub sequence: AtomicU64,
+    /// L. Moves on each REGISTER and each dequeue.
+    pub epoch: AtomicU64,
+    /// Not 0: every region counts as invalid without hint; set by anyone, taken back under the lock.
+    pub everything: AtomicU32,
+    /// L. The bank that holds the index: 0 or 1.
+    pub bank: AtomicU32,
+    /// L. The ring that recorders append to.
+    pub level: AtomicU32,
+    reserved1: [AtomicU32; 9],
+
+    /// L. The two banks of index nodes.
+    pub banks: [Bank; 2],
+
+    /// Kernel thread id of the writer, bit 31 set if somebody waits; 0 when free.
+    pub lock: AtomicU32,
+    /// L. Slot that is being made or unmade.
+    pub in_hand: AtomicU32,
+    /// L. Counts the lock's acquisitions: a holder whose lock was taken over finds out.
+    pub tenure: AtomicU64,
+    /// L. Counter value of the last LAST.
+    pub reported: AtomicU64,
+    /// L. Live regions.
+    pub regions: AtomicU32,
+    /// L. Slots ever used.
+    pub slots_used: AtomicU32,
+    /// L. First free slot, chained by `start`; 0 if there is none.
+    pub slots_free: AtomicU32,
+    /// L. Binary logarithm of the cookie table.
+    pub cookies_log: AtomicU32,
+    /// L. Not 0: the smaller table of this logarithm is being emptied into the present one.
+    pub cookies_old: AtomicU32,
+    /// L. How far the old table is emptied.
+    pub cookies_next: AtomicU32,
+    /// L. Queued entries of regions that are no more.
+    pub stale: AtomicU32,
+    reserved2: [AtomicU32; 3],
+
+    /// Tickets taken, for each ring.
+    pub tails: [AtomicU64; 16],
+    /// L. Tickets consumed, for each ring.
+    pub heads: [AtomicU64; 16],
+
+    /// Counts for people; nothing depends on them.
+    pub statistics: [AtomicU64; STATISTICS],
+}
+
+/// One region.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Slot {
+    /// First byte. In a free slot the number of the next free one.
+    pub start: AtomicU64,
+    /// First byte after it.
+    pub end: AtomicU64,
+    /// The client's name for it.
+    pub cookie: AtomicU64,
+    /// The epoch of its registration: unique, and the second half of its place in the index.
+    pub seq: AtomicU64,
+    /// State (4 bits) and a stamp that counts the slot's uses and queueings (60 bits).
+    pub word: AtomicU64,
+    /// The epoch of its registration or last dequeue.
+    pub epoch: AtomicU64,
+    /// First page of the hint (52 bits) and low bits of the stamp (12 bits).
+    pub hint_start: AtomicU64,
+    /// Page after the hint, likewise.
+    pub hint_end: AtomicU64,
+}
+
+/// A node of the index: a B+tree over regions by ascending start, among equal starts the later first.
+/// In a leaf an entry is a region, in others a child: a lower bound of its places, its largest end, its number.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Node {
+    /// Entries in use.
+    pub count: AtomicU32,
+    /// 0 in a leaf, else one more than the children's.
+    pub level: AtomicU32,
+    reserved: [AtomicU64; 7],
+    /// Starts.
+    pub starts: [AtomicU64; FANOUT],
+    /// Ends.
+    pub ends: [AtomicU64; FANOUT],
+    /// Registration epochs.
+    pub seqs: [AtomicU64; FANOUT],
+    /// Slot or node numbers.
+    pub ids: [AtomicU32; FANOUT],
+}
+
+const _: () = assert!(size_of::<Bank>() == 32);
+const _: () = assert!(size_of::<Slot>() == 64 && size_of::<Node>() == 512);
+const _: () = assert!(size_of::<Header>() == 768);
+const _: () = assert!(size_of::<Header>() <= FIRST_NODE as usize * size_of::<Node>());
+const _: () = assert!(core::mem::offset_of!(Header, sequence) == 64);
+const _: () = assert!(core::mem::offset_of!(Header, banks) == 128);
+const _: () = assert!(core::mem::offset_of!(Header, lock) == 192);
+const _: () = assert!(core::mem::offset_of!(Header, tails) == 256);
+const _: () = assert!(RING_LEVELS <= 16);
+const _: () = assert!(ARENA_BYTES == 480 << 20);

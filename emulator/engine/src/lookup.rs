@@ -1,0 +1,169 @@
+//! Looking regions up without the lock: a bounded walk through the index between two equal even values of
+//! `sequence`. What is found is only a slot number and the registration it had; the slot's state decides.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::fence;
+use ummunotify_abi::PageRange;
+
+use crate::arena::Arena;
+use crate::hook::step;
+use crate::index::{Key, MAX_DEPTH, count, end, id, key};
+
+/// How long a lookup puts up with a changing index, in turns of a spin loop: some 50 us, many times what a
+/// running writer needs, and far less than a stopped one would take.
+const PATIENCE: u32 = 1024;
+/// What a walk that turned out to be torn counts.
+const TORN: u32 = 16;
+
+/// A region that was found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) slot: u32,
+    pub(crate) key: Key,
+}
+
+/// Up to `N` regions that were found, in the index's order.
+#[derive(Debug)]
+pub(crate) struct Chunk<const N: usize> {
+    found: [Found; N],
+    len: usize,
+    /// There may be more behind the last one.
+    pub(crate) more: bool,
+}
+
+impl<const N: usize> Chunk<N> {
+    #[inline]
+    pub(crate) fn new() -> Self {
+        Self { found: [Found { slot: 0, key: Key { start: 0, seq: 0 } }; N], len: 0, more: false }
+    }
+
+    pub(crate) fn found(&self) -> &[Found] {
+        self.found.get(..self.len).unwrap_or(&[])
+    }
+
+    pub(crate) fn last(&self) -> Option<Key> {
+        self.found().last().map(|found| found.key)
+    }
+}
+
+/// Why nothing can be said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unknown {
+    /// The index kept changing, or stayed half-changed.
+    Busy,
+    /// The index contradicts itself.
+    Corrupt,
+}
+
+/// True if `range` certainly hits nothing, by the bounds of all regions alone.
+#[inline]
+pub(crate) fn misses(arena: &Arena, range: PageRange) -> bool {
+    let header = arena.header();
+    let sequence = header.sequence.load(Acquire);
+    let bank = arena.bank();
+    let outside = range.end <= bank.span_start.load(Relaxed) || range.start >= bank.span_end.load(Relaxed);
+    let whole = bank.broken.load(Relaxed) == 0;
+    fence(Acquire);
+    outside && whole && sequence & 1 == 0 && header.sequence.load(Relaxed) == sequence
+}
+
+/// Finds the regions behind `after` that `range` hits; without a range, all of them.
+pub(crate) fn collect<const N: usize>(
+    arena: &Arena,
+    range: Option<PageRange>,
+    after: Option<Key>,
+    chunk: &mut Chunk<N>,
+) -> Result<(), Unknown> {
+    let header = arena.header();
+    let mut patience = PATIENCE;
+    while patience > 0 {
+        let sequence = header.sequence.load(Acquire);
+        if sequence & 1 == 1 {
+            patience -= 1;
+            core::hint::spin_loop();
+            continue;
+        }
+        let walked = walk(arena, range, after, chunk);
+        step();
+        fence(Acquire);
+        if header.sequence.load(Relaxed) == sequence {
+            return walked;
+        }
+        patience = patience.saturating_sub(TORN);
+    }
+    Err(Unknown::Busy)
+}
+
+/// The walk itself. Each node it enters lies on the path to its starting point or to its end, or holds a
+/// region that is found; so the number of steps is bounded by that of regions, and a walk that takes more is
+/// in a torn or forged tree.
+fn walk<const N: usize>(
+    arena: &Arena,
+    range: Option<PageRange>,
+    after: Option<Key>,
+    chunk: &mut Chunk<N>,
+) -> Result<(), Unknown> {
+    chunk.len = 0;
+    chunk.more = false;
+    let bank = arena.bank();
+    if bank.broken.load(Relaxed) != 0 {
+        return Err(Unknown::Corrupt);
+    }
+    let mut at = bank.root.load(Relaxed);
+    if at == 0 {
+        return Ok(());
+    }
+    let mut stack = [(0u32, 0usize); MAX_DEPTH];
+    let mut depth = 0;
+    let mut i = 0;
+    let mut budget = MAX_DEPTH * (N + 4);
+    loop {
+        let node = arena.node(at).ok_or(Unknown::Corrupt)?;
+        let (n, level) = (count(node), node.level.load(Relaxed));
+        let mut child = 0;
+        while i < n {
+            let place = key(node, i);
+            if range.is_some_and(|range| place.start >= range.end) {
+                return Ok(());
+            }
+            let here = i;
+            i += 1;
+            if range.is_some_and(|range| range.start >= end(node, here)) {
+                continue;
+            }
+            if level != 0 {
+                if after.is_some_and(|after| i < n && !after.precedes(key(node, i))) {
+                    continue;
+                }
+                child = id(node, here);
+                break;
+            }
+            if after.is_some_and(|after| !after.precedes(place)) {
+                continue;
+            }
+            let Some(free) = chunk.found.get_mut(chunk.len) else {
+                chunk.more = true;
+                return Ok(());
+            };
+            *free = Found { slot: id(node, here), key: place };
+            chunk.len += 1;
+        }
+        if child != 0 {
+            let below = arena.node(child).ok_or(Unknown::Corrupt)?;
+            budget = budget.saturating_sub(1);
+            if budget == 0 || depth == MAX_DEPTH || below.level.load(Relaxed) != level - 1 {
+                return Err(Unknown::Corrupt);
+            }
+            stack[depth] = (at, i);
+            depth += 1;
+            (at, i) = (child, 0);
+        } else if i < n {
+            return Err(Unknown::Corrupt);
+        } else if depth > 0 {
+            depth -= 1;
+            (at, i) = stack[depth];
+        } else {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Recording invalidations: without the lock, for any number of threads in several processes, in bounded time.
+//!
+//! The order is what makes it sound. A recorder first queues all hits, each with a ring entry before the state
+//! that says so, and then adds to the counter. A reader loads the counter, then looks for "everything" and at
+//! the rings, and only what it found empty *afterwards* lets it answer LAST with that value. So what LAST
+//! counts was delivered before.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
+use ummunotify_abi::PageRange;
+
+use crate::arena::Arena;
+use crate::hook::step;
+use crate::lookup::{Chunk, Found, Unknown, collect, misses};
+use crate::queue;
+use crate::statistics::{Count, Reason, count, count_everything};
+use crate::word::{State, Word, write_hint};
+
+/// Turns of the loop around one region's state, which moves by others' hits (three times a queueing) and reads.
+const TRIES: usize = 64;
+/// Regions in the first look: most invalidations hit few, and the array costs.
+const FEW: usize = 8;
+/// Regions in each further look.
+const MANY: usize = 64;
+
+/// What became of an invalidation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recorded {
+    /// It hit no region; the counter didn't move.
+    Missed,
+    /// It hit at least one region; all are queued and the counter has moved.
+    Hit,
+    /// It couldn't be recorded exactly: every region counts as invalid and the counter has moved.
+    Everything,
+}
+
+/// Taken before an operation's own invalidation is recorded; see [`Engine::end`](crate::Engine::end).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Begin {
+    pub(crate) epoch: u64,
+}
+
+/// What became of one region's hit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// A ring entry stands for it, or a read that is being delivered will make one.
+    Queued,
+    /// The region was unregistered.
+    Gone,
+    /// It wasn't recorded.
+    Failed(Reason),
+}
+
+/// Hits one region. Without a range (under the lock, when everything is invalid) no hint is left.
+pub(crate) fn hit(arena: &Arena, found: &Found, range: Option<PageRange>) -> Outcome {
+    let Some(slot) = arena.slot(found.slot) else { return Outcome::Failed(Reason::Corrupt) };
+    for _ in 0..TRIES {
+        let word = Word::load(slot);
+        // A registration's number is there before the word that makes it live, and goes after it: if it is the
+        // one that was found, the compare-and-swap below can't succeed in another registration.
+        if word.state() == State::Free || slot.seq.load(Acquire) != found.key.seq {
+            return Outcome::Gone;
+        }
+        step();
+        match word.state() {
+            State::Plain | State::Again => return Outcome::Queued,
+            State::Hinted => {
+                if word.swap(slot, word.with(State::Plain)) {
+                    return Outcome::Queued;
+                }
+            }
+            State::Reading => {
+                if word.swap(slot, word.with(State::Again)) {
+                    return Outcome::Queued;
+                }
+            }
+            State::Idle => {
+                let claimed = word.next(State::Writing);
+                if !word.swap(slot, claimed) {
+                    continue;
+                }
+                step();
+                let region = PageRange::new(slot.start.load(Acquire), slot.end.load(Acquire));
+                let hinted = range.is_some_and(|range| write_hint(slot, region, range, claimed.stamp()));
+                step();
+                if !queue::push(arena, found.slot, claimed.stamp()) {
+                    claimed.swap(slot, claimed.with(State::Idle));
+                    return Outcome::Failed(Reason::QueueFull);
+                }
+                step();
+                // If it fails, another hit has made it Plain, or a read has taken the entry meanwhile and
+                // reports the whole region: both cover this hit.
+                claimed.swap(slot, claimed.with(if hinted { State::Hinted } else { State::Plain }));
+                return Outcome::Queued;
+            }
+            State::Writing => {
+                // Its writer may be stopped or dead before its ring entry: make one, double entries don't harm.
+                if !queue::push(arena, found.slot, word.stamp()) {
+                    return Outcome::Failed(Reason::QueueFull);
+                }
+                step();
+                if word.swap(slot, word.with(State::Plain)) {
+                    return Outcome::Queued;
+                }
+            }
+            State::Free | State::Invalid => return Outcome::Failed(Reason::Corrupt),
+        }
+    }
+    Outcome::Failed(Reason::SlotBusy)
+}
+
+/// Makes every region invalid. The flag comes first: a reader that sees the new counter sees it too.
+pub(crate) fn everything(arena: &Arena, reason: Reason) -> Recorded {
+    count_everything(arena, reason);
+    arena.header().everything.store(1, SeqCst);
+    step();
+    arena.counter().fetch_add(1, SeqCst);
+    Recorded::Everything
+}
+
+/// One invalidation: hits the regions that `range` overlaps; with `newer`, only those that were registered or
+/// dequeued after that epoch.
+#[inline]
+pub(crate) fn sweep(arena: &Arena, range: PageRange, newer: Option<u64>) -> Recorded {
+    if misses(arena, range) {
+        if newer.is_none() {
+            count(arena, Count::Misses, 1);
+        }
+        return Recorded::Missed;
+    }
+    sweep_near(arena, range, newer)
+}
+
+fn sweep_near(arena: &Arena, range: PageRange, newer: Option<u64>) -> Recorded {
+    // While everything is invalid, all regions stand queued without hint, but for their ring entries: whoever
+    // holds the lock makes these before it adds a region or reads. Nothing to add to that but the counter.
+    let covered = arena.header().everything.load(Acquire) != 0;
+    let mut pass = Pass { arena, range, newer, covered, hit: false };
+    let mut few = Chunk::<FEW>::new();
+    let recorded =
+        pass.look(None, &mut few).and_then(|more| if more { pass.rest(few.last()) } else { Ok(()) });
+    if let Err(reason) = recorded {
+        return everything(arena, reason);
+    }
+    step();
+    if !pass.hit {
+        if newer.is_none() {
+            count(arena, Count::Misses, 1);
+        }
+        return Recorded::Missed;
+    }
+    arena.counter().fetch_add(1, AcqRel);
+    count(arena, Count::Hits, 1);
+    if newer.is_some() {
+        count(arena, Count::AfterHits, 1);
+    }
+    Recorded::Hit
+}
+
+struct Pass<'a> {
+    arena: &'a Arena,
+    range: PageRange,
+    newer: Option<u64>,
+    covered: bool,
+    hit: bool,
+}
+
+impl Pass<'_> {
+    /// Hits what is found behind `after`; true if there may be more.
+    fn look<const N: usize>(
+        &mut self,
+        after: Option<crate::index::Key>,
+        chunk: &mut Chunk<N>,
+    ) -> Result<bool, Reason> {
+        collect(self.arena, Some(self.range), after, chunk).map_err(|unknown| match unknown {
+            Unknown::Busy => Reason::IndexBusy,
+            Unknown::Corrupt => Reason::Corrupt,
+        })?;
+        for found in chunk.found() {
+            if let Some(newer) = self.newer {
+                let slot = self.arena.slot(found.slot).ok_or(Reason::Corrupt)?;
+                if slot.epoch.load(Acquire) <= newer {
+                    continue;
+                }
+            }
+            if self.covered {
+                self.hit = true;
+                continue;
+            }
+            match hit(self.arena, found, Some(self.range)) {
+                Outcome::Queued => self.hit = true,
+                Outcome::Gone => {}
+                Outcome::Failed(reason) => return Err(reason),
+            }
+        }
+        Ok(chunk.more)
+    }
+
+    /// Many hits. Each look starts behind the last, so their number is bounded by that of the slots.
+    #[cold]
+    fn rest(&mut self, mut after: Option<crate::index::Key>) -> Result<(), Reason> {
+        let mut chunk = Chunk::<MANY>::new();
+        for _ in 0..=ummunotify_abi::arena::SLOTS as usize / MANY {
+            if !self.look(after, &mut chunk)? {
+                return Ok(());
+            }
+            after = chunk.last();
+        }
+        Err(Reason::Corrupt)
+    }
+}
+
+/// True if `range` may hit a region: exact but while the index changes.
+#[inline]
+pub(crate) fn may_hit(arena: &Arena, range: PageRange) -> bool {
+    if misses(arena, range) {
+        return false;
+    }
+    let mut chunk = Chunk::<1>::new();
+    collect(arena, Some(range), None, &mut chunk).is_err() || !chunk.found().is_empty()
+}
+
+/// Gives every region its ring entry after "everything is invalid". Under the lock; false if some didn't get
+/// one, and then the flag stands again.
+pub(crate) fn settle_everything(arena: &Arena) -> bool {
+    let header = arena.header();
+    // First the flag: one that is raised meanwhile must stay.
+    header.everything.swap(0, SeqCst);
+    step();
+    let mut complete = true;
+    let mut one = |found: &Found| {
+        let mut outcome = hit(arena, found, None);
+        if outcome == Outcome::Failed(Reason::QueueFull) {
+            complete &= queue::compact(arena);
+            outcome = hit(arena, found, None);
+        }
+        complete &= !matches!(outcome, Outcome::Failed(_));
+        step();
+    };
+    let mut chunk = Chunk::<MANY>::new();
+    let mut after = None;
+    let mut whole = false;
+    for _ in 0..=ummunotify_abi::arena::SLOTS as usize / MANY {
+        if collect(arena, None, after, &mut chunk).is_err() {
+            break;
+        }
+        chunk.found().iter().for_each(&mut one);
+        after = chunk.last();
+        if !chunk.more {
+            whole = true;
+            break;
+        }
+    }
+    if !whole {
+        // The index is of no use: take the slots as they come.
+        for n in 1..header.slots_used.load(Acquire).min(ummunotify_abi::arena::SLOTS) {
+            if let Some(slot) = arena.slot(n) {
+                let key = crate::index::Key { start: slot.start.load(Acquire), seq: slot.seq.load(Acquire) };
+                one(&Found { slot: n, key });
+            }
+        }
+    }
+    if !complete {
+        header.everything.store(1, SeqCst);
+    }
+    complete
+}

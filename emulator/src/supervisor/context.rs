@@ -1,0 +1,196 @@
+//! A context: one open file description of the device.
+//!
+//! Its parts: the arena (regions and events, shared with the opener), the counter page (shared with the
+//! opener and, read-only, with clients) and the bell, the write end of the pipe whose read end is the device
+//! descriptor. The pipe's read end is held by clients only: when the last one closes it, the bell polls
+//! `POLLERR`, wherever the copies were (dup, fork, `SCM_RIGHTS`).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+use memmap2::{MmapOptions, MmapRaw};
+use nix::fcntl::{FcntlArg, OFlag, SealFlag};
+use nix::sys::memfd::MFdFlags;
+use ummunotify_abi::PageRange;
+use ummunotify_abi::range::PAGE_SIZE;
+use ummunotify_abi::wire::{self, MAX_ADDRESS};
+use ummunotify_engine::{ARENA_BYTES, Engine, Reason, Recorded};
+
+use super::socket::Door;
+use crate::target::{Device, Mapping};
+
+/// One context.
+#[derive(Debug)]
+pub struct Context {
+    /// Names it on the wire.
+    pub number: u64,
+    /// Inode of the pipe: its identity among processes.
+    pub inode: u64,
+    /// Regions and events.
+    pub engine: Engine,
+    /// What the engine points into: arena and counter.
+    _mappings: [MmapRaw; 2],
+    arena_fd: OwnedFd,
+    counter_fd: OwnedFd,
+    counter_identity: FileName,
+    bell: OwnedFd,
+    door: Option<Door>,
+    /// Where the opener still maps the counter after the last descriptor was closed.
+    lingering: Mutex<Option<PageRange>>,
+}
+
+impl Context {
+    /// Makes a context and the device descriptor to hand out.
+    pub fn create(number: u64, nonblocking: bool) -> io::Result<(Self, OwnedFd)> {
+        let (device, bell) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        // O_NONBLOCK belongs to each end's own file description.
+        nix::fcntl::fcntl(&bell, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        if nonblocking {
+            nix::fcntl::fcntl(&device, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        }
+        let inode = nix::sys::stat::fstat(&device)?.st_ino;
+        let arena_fd = sealed_memfd(c"ummunotify-arena", ARENA_BYTES as u64)?;
+        let counter_fd = sealed_memfd(c"ummunotify-counter", PAGE_SIZE)?;
+        let counter_identity = FileName::of(&counter_fd)?;
+        let arena = MmapOptions::new().map_raw(&arena_fd)?;
+        let counter = MmapOptions::new().map_raw(&counter_fd)?;
+        let base = NonNull::new(arena.as_mut_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let word = NonNull::new(counter.as_mut_ptr()).ok_or(io::ErrorKind::OutOfMemory)?.cast();
+        // SAFETY: both mappings are fresh, zeroed, writable, page-aligned, of the sizes stated, sealed against
+        // resizing, and live as long as this context, which owns the engine's only copies here.
+        let engine = unsafe { Engine::create(base, arena.len(), word) }
+            .map_err(|e| io::Error::other(format!("a fresh arena was refused: {e:?}")))?;
+        let mut name = [0; MAX_ADDRESS];
+        let length = wire::context_address(&mut name, inode);
+        // Without it only the opener can use the descriptor; that much is still served.
+        let door = match Door::open(&name[..length]) {
+            Ok(door) => Some(door),
+            Err(e) => {
+                super::log::warning!("context {number}: other holders can't be served: bind: {e}");
+                None
+            }
+        };
+        let context = Self {
+            number,
+            inode,
+            engine,
+            _mappings: [arena, counter],
+            arena_fd,
+            counter_fd,
+            counter_identity,
+            bell,
+            door,
+            lingering: Mutex::new(None),
+        };
+        Ok((context, device))
+    }
+
+    /// The arena and the counter, for the opener.
+    pub fn shared_memory(&self) -> [BorrowedFd<'_>; 2] {
+        [self.arena_fd.as_fd(), self.counter_fd.as_fd()]
+    }
+
+    /// The counter reopened read-only: mapped MAP_SHARED it can't be made writable, by anyone, later
+    /// (mmap(2): EACCES).
+    pub fn read_only_counter(&self) -> io::Result<OwnedFd> {
+        Ok(File::open(format!("/proc/self/fd/{}", self.counter_fd.as_raw_fd()))?.into())
+    }
+
+    /// Whether a mapping is one of the counter.
+    pub fn is_counter(&self, mapping: &Mapping) -> bool {
+        self.counter_identity.is_mapped_by(mapping)
+    }
+
+    /// Records one invalidation.
+    pub fn record(&self, piece: PageRange) {
+        match self.engine.record(piece) {
+            Recorded::Missed => {}
+            Recorded::Hit | Recorded::Everything => self.ring(),
+        }
+    }
+
+    /// Records that everything may be invalid.
+    pub fn invalidate_all(&self, reason: Reason) {
+        self.engine.invalidate_all(reason);
+        self.ring();
+    }
+
+    /// Makes the device descriptor readable, and wakes and signals who waits. The counter has moved before.
+    pub fn ring(&self) {
+        // EAGAIN: the pipe is full, so the descriptor is readable and every sleeper was woken. EPIPE: nobody
+        // holds the descriptor any more. Neither is an error.
+        let _ = nix::unistd::write(&self.bell, &[1]);
+    }
+
+    /// Takes every byte out of the pipe, for a reader that can't do it itself: through a passing second read
+    /// end, since a permanent one would hide that the clients have closed theirs.
+    pub fn drain(&self) -> io::Result<()> {
+        let end = nix::fcntl::open(
+            format!("/proc/self/fd/{}", self.bell.as_raw_fd()).as_str(),
+            OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC,
+            nix::sys::stat::Mode::empty(),
+        )?;
+        let mut bytes = [0; 4096];
+        while matches!(nix::unistd::read(&end, &mut bytes), Ok(n) if n == bytes.len()) {}
+        Ok(())
+    }
+
+    /// The bell, for polling.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Where other holders ask.
+    pub fn door(&self) -> Option<&Door> {
+        self.door.as_ref()
+    }
+
+    /// Remembers where the counter is still mapped, or that it no longer is.
+    pub fn set_lingering(&self, at: Option<PageRange>) {
+        *lock(&self.lingering) = at;
+    }
+
+    /// Where the counter was last seen mapped after the last close.
+    pub fn lingering(&self) -> Option<PageRange> {
+        *lock(&self.lingering)
+    }
+
+}
+
+/// A memfd as mapping tables name it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FileName {
+    device: Device,
+    inode: u64,
+}
+
+impl FileName {
+    /// Of an open file.
+    pub fn of(fd: &OwnedFd) -> nix::Result<Self> {
+        let stat = nix::sys::stat::fstat(fd)?;
+        Ok(Self { device: Device::from_stat(stat.st_dev), inode: stat.st_ino })
+    }
+
+    /// Whether the mapping is one of this file.
+    pub fn is_mapped_by(self, mapping: &Mapping) -> bool {
+        mapping.inode == self.inode && mapping.device == self.device
+    }
+}
+
+/// Locks, whatever became of another thread that held it: the data behind our locks is replaced whole.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A memfd of fixed size: nobody, a hostile client neither, can shrink it under our mapping (that would be a
+/// SIGBUS here).
+pub(super) fn sealed_memfd(name: &std::ffi::CStr, bytes: u64) -> io::Result<OwnedFd> {
+    let fd = nix::sys::memfd::memfd_create(name, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+    nix::unistd::ftruncate(&fd, i64::try_from(bytes).map_err(io::Error::other)?)?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    nix::fcntl::fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
+    Ok(fd)
+}

@@ -1,0 +1,568 @@
+//! The main loop: notifications in, answers out.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use ummunotify_abi::PageRange;
+use ummunotify_abi::wire::{self, MAX_ADDRESS};
+use ummunotify_engine::{Reason, Statistics};
+use ummunotify_sys::notify::{Listener, Notification};
+use ummunotify_sys::process;
+
+use super::clerk;
+use super::context::Context;
+use super::log;
+use super::shared::{Message, Shared};
+use super::socket::{Connection, Door};
+use super::space::Space;
+use super::task;
+use super::worker::{Finding, Job};
+use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
+
+/// What an epoll event is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    Wake,
+    Listener,
+    Door,
+    Bell(u64),
+    ContextDoor(u64),
+    Process(u32),
+}
+
+impl Source {
+    const fn word(self) -> u64 {
+        match self {
+            Self::Wake => 0,
+            Self::Listener => 1,
+            Self::Door => 2,
+            Self::Bell(n) => 3 | n << 3,
+            Self::ContextDoor(n) => 4 | n << 3,
+            Self::Process(pid) => 5 | (pid as u64) << 3,
+        }
+    }
+
+    const fn of(word: u64) -> Option<Self> {
+        Some(match word & 7 {
+            0 => Self::Wake,
+            1 => Self::Listener,
+            2 => Self::Door,
+            3 => Self::Bell(word >> 3),
+            4 => Self::ContextDoor(word >> 3),
+            5 => Self::Process((word >> 3) as u32),
+            _ => return None,
+        })
+    }
+}
+
+/// Where a task lives.
+#[derive(Debug)]
+enum Home {
+    /// In this space.
+    Space(Arc<Space>),
+    /// In none that we know.
+    Elsewhere,
+    /// In one of these or elsewhere: its mapping table must show.
+    Perhaps(Vec<Arc<Space>>),
+}
+
+/// Connections served at once; further ones wait in the socket's backlog.
+const MAX_CLERKS: usize = 64;
+
+/// See the module.
+#[derive(Debug)]
+pub struct MainLoop {
+    shared: Arc<Shared>,
+    epoll: Epoll,
+    door: Door,
+    clerks: Arc<AtomicUsize>,
+    contexts: HashMap<u64, (Arc<Space>, Arc<Context>)>,
+    watched_processes: HashSet<u32>,
+    /// Tasks that were seen in a space. A wrong entry would only cost a spurious invalidation.
+    members: HashMap<u32, Arc<Space>>,
+    /// Processes (by first task) that were seen in no space. A wrong entry would miss invalidations: each use
+    /// asks the pidfd, opened before that was seen, whether it still is that process.
+    strangers: HashMap<u32, OwnedFd>,
+    pending: VecDeque<Arc<Job>>,
+    serving: bool,
+    hung_up: bool,
+    /// When to look again whether closed contexts' counters are still mapped.
+    recheck: Option<Instant>,
+}
+
+impl MainLoop {
+    /// Listens at the token's address.
+    pub fn new(shared: Arc<Shared>) -> anyhow::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let mut name = [0; MAX_ADDRESS];
+        let length = wire::supervisor_address(&mut name, shared.token);
+        let door = Door::open(&name[..length])?;
+        let add = |fd: std::os::fd::BorrowedFd<'_>, source: Source| {
+            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source.word()))
+        };
+        add(shared.wake.as_fd(), Source::Wake)?;
+        add(door.as_fd(), Source::Door)?;
+        Ok(Self {
+            shared,
+            epoll,
+            door,
+            clerks: Arc::new(AtomicUsize::new(0)),
+            contexts: HashMap::new(),
+            watched_processes: HashSet::new(),
+            members: HashMap::new(),
+            strangers: HashMap::new(),
+            pending: VecDeque::new(),
+            serving: false,
+            hung_up: false,
+            recheck: None,
+        })
+    }
+
+    /// Serves a connection on a thread of its own.
+    pub fn serve_connection(&self, connection: Connection) {
+        let (shared, clerks) = (Arc::clone(&self.shared), Arc::clone(&self.clerks));
+        clerks.fetch_add(1, Ordering::AcqRel);
+        let started = std::thread::Builder::new().name("clerk".into()).stack_size(512 * 1024).spawn(move || {
+            clerk::serve(&shared, &connection);
+            drop(connection);
+            clerks.fetch_sub(1, Ordering::AcqRel);
+            shared.tell(Message::Ended);
+        });
+        if let Err(e) = started {
+            // The connection closes with the closure, which its peer sees.
+            self.clerks.fetch_sub(1, Ordering::AcqRel);
+            log::warning!("can't start a thread for a connection: {e}");
+        }
+    }
+
+    /// Runs until nobody needs us.
+    pub fn run(&mut self) -> anyhow::Result<()> {
+        let mut events = [EpollEvent::empty(); 32];
+        while !self.finished() {
+            let ready = match self.epoll.wait(&mut events, self.timeout()) {
+                Ok(n) => n,
+                Err(nix::Error::EINTR) => 0,
+                Err(e) => return Err(e.into()),
+            };
+            for event in &events[..ready] {
+                match Source::of(event.data()) {
+                    Some(Source::Wake) => {
+                        let _ = self.shared.wake.read();
+                        self.messages();
+                    }
+                    Some(Source::Listener) => self.listener(event.events()),
+                    Some(Source::Door) => self.accept(None),
+                    Some(Source::Bell(number)) => self.last_closed(number),
+                    Some(Source::ContextDoor(number)) => self.accept(Some(number)),
+                    Some(Source::Process(pid)) => self.process_ended(pid),
+                    None => {}
+                }
+            }
+            self.deadlines();
+            self.findings();
+            if self.recheck.is_some_and(|at| at <= Instant::now()) {
+                self.recheck = None;
+                self.recheck_lingering();
+            }
+        }
+        log::info!("nobody needs this supervisor any more");
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        let filtered = self.shared.listener.get().is_some() && !self.hung_up;
+        !filtered
+            && self.contexts.is_empty()
+            && self.clerks.load(Ordering::Acquire) == 0
+            && self.shared.inbox.is_empty()
+    }
+
+    fn timeout(&self) -> EpollTimeout {
+        let job = self.pending.iter().find(|job| !job.is_claimed()).map(|job| job.due);
+        let Some(at) = [job, self.recheck].into_iter().flatten().min() else { return EpollTimeout::NONE };
+        let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
+    }
+
+    fn messages(&mut self) {
+        while let Ok(message) = self.shared.inbox.try_recv() {
+            match message {
+                Message::Opened(space, context) => self.watch(space, context),
+                Message::Serve => self.start_serving(),
+                Message::CounterSeen(number, at) => self.counter_seen(number, at),
+                Message::Ended => {}
+            }
+        }
+    }
+
+    fn watch(&mut self, space: Arc<Space>, context: Arc<Context>) {
+        // POLLERR on a pipe's write end: nobody has the read end any more (poll(2)).
+        let bell = EpollEvent::new(EpollFlags::EPOLLERR, Source::Bell(context.number).word());
+        if let Err(e) = self.epoll.add(context.bell(), bell) {
+            log::warning!("context {}: can't be watched for its end: {e}", context.number);
+        }
+        if let Some(door) = context.door() {
+            let asked = EpollEvent::new(EpollFlags::EPOLLIN, Source::ContextDoor(context.number).word());
+            if let Err(e) = self.epoll.add(door.as_fd(), asked) {
+                log::warning!("context {}: other holders can't be served: {e}", context.number);
+            }
+        }
+        if self.watched_processes.insert(space.pid) {
+            let ended = EpollEvent::new(EpollFlags::EPOLLIN, Source::Process(space.pid).word());
+            if let Err(e) = self.epoll.add(space.pidfd(), ended) {
+                log::warning!("process {}: can't be watched for its end: {e}", space.pid);
+            }
+        }
+        // A process that opens anew after execve, or a forked child that opens, was a stranger before.
+        self.strangers.clear();
+        self.members.clear();
+        self.contexts.insert(context.number, (space, context));
+    }
+
+    fn start_serving(&mut self) {
+        let Some(listener) = self.shared.listener.get() else { return };
+        if self.serving {
+            return;
+        }
+        match self.epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, Source::Listener.word())) {
+            Ok(()) => self.serving = true,
+            Err(e) => log::warning!("can't serve the filter: {e}"),
+        }
+    }
+
+    fn accept(&mut self, context: Option<u64>) {
+        if self.clerks.load(Ordering::Acquire) >= MAX_CLERKS {
+            // Level-triggered: it comes again when a clerk has gone. Yielding keeps this from spinning hard.
+            std::thread::sleep(Duration::from_micros(200));
+            return;
+        }
+        let connection = match context {
+            None => self.door.accept(),
+            Some(number) => {
+                self.contexts.get(&number).and_then(|(_, c)| c.door()).and_then(Door::accept)
+            }
+        };
+        if let Some(connection) = connection {
+            self.serve_connection(connection);
+        }
+    }
+
+    /// Every descriptor of the context is closed. It goes, unless its counter is still mapped: such a counter
+    /// must go on counting.
+    fn last_closed(&mut self, number: u64) {
+        let Some((space, context)) = self.contexts.get(&number) else { return };
+        let _ = self.epoll.delete(context.bell());
+        self.look_for_counter(space, context);
+    }
+
+    /// Looks for the counter in the opener's mapping table, on a thread of its own, since that can wait.
+    fn look_for_counter(&self, space: &Arc<Space>, context: &Arc<Context>) {
+        let number = context.number;
+        let (shared, look) = (Arc::clone(&self.shared), (Arc::clone(space), Arc::clone(context)));
+        let started = std::thread::Builder::new().name("look".into()).stack_size(256 * 1024).spawn(move || {
+            let (space, context) = look;
+            let alive = !space.is_gone() && space.process_alive();
+            let at = if alive { mapped_counter(&shared, &space, &context) } else { None };
+            shared.tell(Message::CounterSeen(number, at));
+        });
+        if let Err(e) = started {
+            log::warning!("context {number}: can't look whether its counter is mapped: {e}");
+        }
+    }
+
+    fn counter_seen(&mut self, number: u64, at: Option<PageRange>) {
+        let Some((_, context)) = self.contexts.get(&number) else { return };
+        context.set_lingering(at);
+        if at.is_none() {
+            self.free(number);
+        }
+    }
+
+    fn free(&mut self, number: u64) {
+        let Some((space, context)) = self.contexts.remove(&number) else { return };
+        if let Some(door) = context.door() {
+            let _ = self.epoll.delete(door.as_fd());
+        }
+        if std::env::var(ummunotify_abi::config::ENV_STATS).is_ok_and(|v| v == "1") {
+            super::log::print(format_args!(
+                "process {}, context {number}: {}",
+                space.pid,
+                summary(&context.engine.statistics())
+            ));
+        }
+        log::info!("context {number} of process {} is closed", space.pid);
+        self.shared.remove(number);
+    }
+
+    /// Looks again at contexts whose counter was still mapped.
+    fn recheck_lingering(&self) {
+        for (space, context) in self.contexts.values() {
+            if context.lingering().is_some() {
+                self.look_for_counter(space, context);
+            }
+        }
+    }
+
+    fn process_ended(&mut self, pid: u32) {
+        self.watched_processes.remove(&pid);
+        for (space, _) in self.contexts.values() {
+            if space.pid == pid && !space.process_alive() {
+                let _ = self.epoll.delete(space.pidfd());
+            }
+        }
+        for space in self.shared.spaces() {
+            if space.pid == pid {
+                let _ = self.epoll.delete(space.pidfd());
+            }
+        }
+        self.recheck_lingering();
+        self.shared.sweep();
+        self.members.clear();
+    }
+
+    fn findings(&mut self) {
+        while let Ok(Finding::Stranger(tid, pidfd)) = self.shared.findings.try_recv() {
+            self.strangers.insert(tid, pidfd);
+        }
+    }
+
+    /// Answers the calls whose target kept us waiting too long.
+    fn deadlines(&mut self) {
+        while self.pending.front().is_some_and(|job| job.is_claimed()) {
+            self.pending.pop_front();
+        }
+        let now = Instant::now();
+        for job in self.pending.iter().take_while(|job| job.due <= now) {
+            if job.claim() {
+                log::warning!("task {}: {:?} took too long to look at: all invalid", job.tid, job.operation);
+                for space in &job.candidates {
+                    space.stuck.store(true, Ordering::Release);
+                }
+                self.give_up(&job.candidates, job.id, Reason::Deadline);
+            }
+        }
+    }
+
+    fn give_up(&self, spaces: &[Arc<Space>], id: u64, reason: Reason) {
+        for space in spaces {
+            space.invalidate_all(reason);
+        }
+        self.proceed(id);
+    }
+
+    fn proceed(&self, id: u64) {
+        if let Some(listener) = self.shared.listener.get()
+            && let Err(e) = listener.proceed(id)
+        {
+            log::warning!("a trapped call can't go on: {e}");
+        }
+    }
+
+    fn listener(&mut self, events: EpollFlags) {
+        let shared = Arc::clone(&self.shared);
+        let Some(listener) = shared.listener.get() else { return };
+        if events.contains(EpollFlags::EPOLLIN) {
+            match listener.receive() {
+                Ok(Some(notification)) => self.notification(listener, &notification),
+                Ok(None) => {}
+                Err(e) => log::warning!("can't receive a notification: {e}"),
+            }
+        } else if events.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
+            // The last task under the filter is gone.
+            let _ = self.epoll.delete(listener.as_fd());
+            self.hung_up = true;
+        }
+    }
+
+    fn notification(&mut self, listener: &Listener, call: &Notification) {
+        let decoded = Decoded::new(&Syscall { arch: call.arch, nr: call.nr, args: call.args });
+        if let Decoded::Hello { version } = decoded {
+            let answer = if version == u64::from(wire::WIRE_VERSION) {
+                self.shared.token.cast_signed()
+            } else {
+                -i64::from(libc::EPROTONOSUPPORT)
+            };
+            if let Err(e) = listener.answer(call.id, answer) {
+                log::warning!("task {}: can't answer its hello: {e}", call.tid);
+            }
+            return;
+        }
+        if let Decoded::Fork(_) = decoded {
+            // Numbers of threads that have ended may come back as the child's.
+            self.members.clear();
+        }
+        let home = self.home(call.tid);
+        match (decoded, home) {
+            (Decoded::Exec, home) => {
+                self.before_exec(call.tid, home);
+                self.proceed(call.id);
+            }
+            (Decoded::NewTask, Home::Space(space)) => {
+                space.set_many_tasks();
+                self.proceed(call.id);
+            }
+            (Decoded::NewTask, Home::Perhaps(spaces)) => {
+                spaces.iter().for_each(|s| s.set_many_tasks());
+                self.proceed(call.id);
+            }
+            (Decoded::Operation(operation) | Decoded::Fork(operation), Home::Space(space)) => {
+                self.operation(call, vec![space], false, operation);
+            }
+            (Decoded::Operation(operation) | Decoded::Fork(operation), Home::Perhaps(spaces)) => {
+                self.operation(call, spaces, true, operation);
+            }
+            (_, Home::Elsewhere) | (Decoded::Ignore | Decoded::Hello { .. }, _) => self.proceed(call.id),
+        }
+    }
+
+    /// Lets the call run at once if it can hit nothing; else hands it to a worker.
+    fn operation(
+        &mut self,
+        call: &Notification,
+        spaces: Vec<Arc<Space>>,
+        proof: bool,
+        operation: Operation,
+    ) {
+        // What the heap may cover before this call; a growing one reaches further only afterwards.
+        let may_hit = spaces.iter().any(|s| may_hit(s, operation.reach_with_heap(s.heap_limit())));
+        if let Operation::Brk { end } = operation {
+            spaces.iter().for_each(|s| s.heap_asked(end));
+        }
+        self.note_lingering(&spaces, operation.reach());
+        if !may_hit {
+            self.proceed(call.id);
+            return;
+        }
+        if spaces.iter().any(|s| s.stuck.load(Ordering::Acquire)) {
+            self.give_up(&spaces, call.id, Reason::Deadline);
+            return;
+        }
+        let job = Arc::new(Job::new(call.id, call.tid, spaces, proof, operation));
+        if job.candidates.first().is_some_and(|s| s.submit(Arc::clone(&job))) {
+            self.pending.push_back(job);
+        } else {
+            self.give_up(&job.candidates, call.id, Reason::Deadline);
+        }
+    }
+
+    /// A closed context whose counter may be unmapped by this call is looked at again soon.
+    fn note_lingering(&mut self, spaces: &[Arc<Space>], reach: Reach) {
+        let touched = spaces.iter().any(|space| {
+            space.any(|c| c.lingering().is_some_and(|at| reach.ranges().any(|r| r.hits(at))))
+        });
+        if touched {
+            self.recheck = Some(Instant::now() + Duration::from_millis(10));
+        }
+    }
+
+    fn before_exec(&mut self, tid: u32, home: Home) {
+        match home {
+            Home::Elsewhere => {}
+            Home::Space(space) => self.member_execs(tid, &space),
+            Home::Perhaps(spaces) => spaces.iter().for_each(|space| self.member_execs(tid, space)),
+        }
+    }
+
+    fn member_execs(&mut self, tid: u32, space: &Space) {
+        // A vfork child that calls execve leaves the space to its parent.
+        if task::process_of(tid) == Some(space.pid) {
+            space.set_executing(tid);
+        }
+        self.members.clear();
+    }
+
+    /// Where the task lives. No step here can wait for a target's mapping lock.
+    fn home(&mut self, tid: u32) -> Home {
+        if let Some(space) = self.members.get(&tid) {
+            return Home::Space(Arc::clone(space));
+        }
+        if let Some(pidfd) = self.strangers.get(&tid) {
+            if process::pidfd_alive(pidfd) {
+                return Home::Elsewhere;
+            }
+            self.strangers.remove(&tid);
+        }
+        let pidfd = process::pidfd_open(tid);
+        let pid = task::process_of(tid);
+        let mut perhaps = Vec::new();
+        for space in self.shared.spaces() {
+            if space.is_gone() || space.is_idle() {
+                continue;
+            }
+            if space.executing().is_some() && (pid == Some(space.pid) || pid.is_none()) {
+                perhaps.push(space);
+            } else if pid == Some(space.pid) && space.process_alive() {
+                self.members.insert(tid, Arc::clone(&space));
+                return Home::Space(space);
+            } else {
+                match process::same_address_space(tid, space.pid) {
+                    Ok(true) => {
+                        self.members.insert(tid, Arc::clone(&space));
+                        return Home::Space(space);
+                    }
+                    Ok(false) => {}
+                    Err(_) => perhaps.push(space),
+                }
+            }
+        }
+        if !perhaps.is_empty() {
+            return Home::Perhaps(perhaps);
+        }
+        // A pidfd can be had of a process's first task only; other tasks of strangers are looked up each time.
+        if let (Ok(pidfd), Some(pid)) = (pidfd, pid)
+            && pid == tid
+        {
+            if self.strangers.len() >= 4096 {
+                self.strangers.clear();
+            }
+            self.strangers.insert(tid, pidfd);
+        }
+        Home::Elsewhere
+    }
+}
+
+/// Whether the call may hit a region of the space.
+fn may_hit(space: &Space, reach: Reach) -> bool {
+    match reach {
+        Reach::Nothing => false,
+        Reach::Ranges(..) => reach.ranges().any(|range| space.any(|c| c.engine.may_hit(range))),
+        Reach::AnyFileMapping | Reach::Everything => space.any(|c| c.engine.regions() > 0),
+    }
+}
+
+/// Where a client still maps the context's counter; the shim's own mapping is the shared and writable one.
+fn mapped_counter(shared: &Shared, space: &Space, context: &Context) -> Option<PageRange> {
+    match task::mappings(space.pid, &shared.kernel) {
+        Ok(table) => table
+            .iter()
+            .find(|m| context.is_counter(m) && !(m.shared && m.prot & 2 != 0))
+            .map(|m| m.range),
+        Err(e) => {
+            log::debug!("process {}: {e}", space.pid);
+            None
+        }
+    }
+}
+
+/// The statistics in one line; what made everything invalid is named with its count.
+fn summary(statistics: &Statistics) -> String {
+    let mut line = format!(
+        "{} regions registered, {} unregistered, {} invalidations recorded, {} of them hit, {} events read",
+        statistics.registered,
+        statistics.unregistered,
+        statistics.invalidations,
+        statistics.hits,
+        statistics.reported
+    );
+    for reason in Reason::ALL {
+        let times = statistics.everything(reason);
+        if times > 0 {
+            line += &format!("; everything invalid {times} times: {}", reason.name());
+        }
+    }
+    line
+}

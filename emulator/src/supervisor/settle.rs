@@ -1,0 +1,116 @@
+//! Waiting until every thread of a process was seen outside the watched calls.
+//!
+//! A filter that is put on all threads (TSYNC) doesn't reach a call that has already passed the entry. Such
+//! a call may still change mappings after open has returned. So open waits for them, bounded.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::ptrace;
+use nix::sys::wait::WaitPidFlag;
+use nix::unistd::Pid;
+
+use crate::trap::operation::{Decoded, Reach, Syscall};
+use crate::trap::policy::ARCH_X86_64;
+
+/// How long an open may wait for the other threads.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// What a thread was seen doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Seen {
+    /// Asleep in a call that isn't watched, in user mode, or gone.
+    Outside,
+    /// Asleep inside a watched call.
+    Inside,
+    /// On a processor, or not visible to us.
+    Unclear,
+}
+
+/// Waits until each thread of `pid` was seen outside the watched calls once (the one that opens the device
+/// sleeps in recvmsg meanwhile). Returns the ids of those that weren't in time.
+pub fn settle(pid: u32) -> Vec<u32> {
+    let Some(mut left) = threads(pid) else { return Vec::new() };
+    let start = Instant::now();
+    let mut pause = Duration::from_micros(20);
+    let mut stopped = false;
+    while !left.is_empty() && start.elapsed() < PATIENCE {
+        left.retain(|&tid| look(pid, tid) != Seen::Outside);
+        if left.is_empty() {
+            break;
+        }
+        // Threads that are always on a processor never show what they do. A ptrace stop happens only at the
+        // way back to user mode or asleep outside: it proves that an earlier call has ended. It is used
+        // late and briefly, since it can turn a call that has just begun to sleep into an EINTR (signal(7)).
+        if !stopped && start.elapsed() > Duration::from_millis(2) {
+            left.retain(|&tid| look(pid, tid) == Seen::Inside || !stop(tid));
+            stopped = true;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+    left
+}
+
+/// Follows threads that [`settle`] gave up on until they were seen outside, for at most ten seconds.
+pub fn follow(pid: u32, mut left: Vec<u32>) {
+    let start = Instant::now();
+    while !left.is_empty() && start.elapsed() < Duration::from_secs(10) {
+        left.retain(|&tid| look(pid, tid) != Seen::Outside);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The threads of a process; `None` if it is gone or not visible.
+fn threads(pid: u32) -> Option<Vec<u32>> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    Some(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// What the thread is doing, by /proc/PID/task/TID/syscall: "running", "-1 …" (asleep outside any call, in a
+/// page fault), or number and arguments of the call that it sleeps in (proc_pid_syscall(5)).
+fn look(pid: u32, tid: u32) -> Seen {
+    let text = match std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
+        Ok(text) => text,
+        // ENOENT, ESRCH: it has ended.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Seen::Outside,
+        Err(_) => return Seen::Unclear,
+    };
+    let mut words = text.split_whitespace();
+    let Some(Ok(nr)) = words.next().map(str::parse::<i64>) else { return Seen::Unclear };
+    let Ok(nr) = u32::try_from(nr) else { return Seen::Outside };
+    let mut args = [0; 6];
+    for (arg, word) in args.iter_mut().zip(words) {
+        *arg = u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap_or(0);
+    }
+    match Decoded::new(&Syscall { arch: ARCH_X86_64, nr, args }) {
+        Decoded::Operation(operation) | Decoded::Fork(operation) if operation.reach() != Reach::Nothing => {
+            Seen::Inside
+        }
+        _ => Seen::Outside,
+    }
+}
+
+/// Stops the thread by ptrace and lets it go; true if it was seen stopped. False where tracing isn't allowed
+/// or a debugger is there.
+fn stop(tid: u32) -> bool {
+    let Ok(tid) = i32::try_from(tid) else { return false };
+    let tid = Pid::from_raw(tid);
+    if ptrace::seize(tid, ptrace::Options::empty()).is_err() {
+        return false;
+    }
+    let mut seen = ptrace::interrupt(tid).is_err();
+    let start = Instant::now();
+    while !seen && start.elapsed() < Duration::from_millis(50) {
+        seen = match nix::sys::wait::waitpid(tid, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)) {
+            Ok(nix::sys::wait::WaitStatus::StillAlive) => {
+                std::thread::sleep(Duration::from_micros(50));
+                false
+            }
+            // Stopped, or ended.
+            _ => true,
+        };
+    }
+    // Where it isn't stopped yet, the end of this tracer thread detaches it (ptrace(2)).
+    let _ = ptrace::detach(tid, None);
+    seen
+}

@@ -1,0 +1,145 @@
+//! What the supervisor's threads share.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use nix::sys::eventfd::EventFd;
+use ummunotify_abi::PageRange;
+use ummunotify_sys::notify::Listener;
+
+use super::context::{Context, lock};
+use super::space::Space;
+use super::worker::{self, Finding};
+use super::task;
+use crate::target::KernelTraits;
+
+/// What other threads tell the main loop.
+#[derive(Debug)]
+pub enum Message {
+    /// A context was opened in a space: watch it.
+    Opened(Arc<Space>, Arc<Context>),
+    /// The listener may be served.
+    Serve,
+    /// Where the counter of that closed context is still mapped.
+    CounterSeen(u64, Option<PageRange>),
+    /// A connection has ended.
+    Ended,
+}
+
+/// State of the whole supervisor.
+#[derive(Debug)]
+pub struct Shared {
+    /// The word that descendants ask for and find us by.
+    pub token: u64,
+    /// The one listener, once there is one.
+    pub listener: Arc<OnceLock<Listener>>,
+    /// What this kernel does where kernels differ.
+    pub kernel: KernelTraits,
+    spaces: Mutex<Vec<Arc<Space>>>,
+    numbers: AtomicU64,
+    outbox: Sender<Message>,
+    /// The main loop's end of it.
+    pub inbox: Receiver<Message>,
+    findings_in: Sender<Finding>,
+    /// What the workers found out.
+    pub findings: Receiver<Finding>,
+    /// Wakes the main loop.
+    pub wake: EventFd,
+}
+
+impl Shared {
+    /// An empty state.
+    pub fn new() -> io::Result<Self> {
+        let (outbox, inbox) = unbounded();
+        let (findings_in, findings) = unbounded();
+        Ok(Self {
+            // Positive, so that it can be the result of a system call.
+            token: (ummunotify_sys::process::random_u64()? >> 2).max(1),
+            listener: Arc::new(OnceLock::new()),
+            kernel: KernelTraits::probe(),
+            spaces: Mutex::new(Vec::new()),
+            numbers: AtomicU64::new(1),
+            outbox,
+            inbox,
+            findings_in,
+            findings,
+            wake: EventFd::from_flags(
+                nix::sys::eventfd::EfdFlags::EFD_CLOEXEC | nix::sys::eventfd::EfdFlags::EFD_NONBLOCK,
+            )?,
+        })
+    }
+
+    /// Tells the main loop.
+    pub fn tell(&self, message: Message) {
+        // Both fail only when the main loop has ended, and with it the process ends.
+        let _ = self.outbox.send(message);
+        let _ = self.wake.write(1);
+    }
+
+    /// A number for a new context.
+    pub fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The known address spaces.
+    pub fn spaces(&self) -> Vec<Arc<Space>> {
+        lock(&self.spaces).clone()
+    }
+
+    /// Adds an opened context to its space.
+    pub fn add(&self, space: &Arc<Space>, context: &Arc<Context>) {
+        space.add(Arc::clone(context));
+        self.tell(Message::Opened(Arc::clone(space), Arc::clone(context)));
+    }
+
+    /// Forgets a context, and its space with the last one if the process is gone.
+    pub fn remove(&self, number: u64) {
+        let mut spaces = lock(&self.spaces);
+        for space in spaces.iter() {
+            space.remove(number);
+        }
+        spaces.retain(|s| !s.is_idle() || !s.is_gone() && s.process_alive());
+    }
+
+    /// Forgets the spaces that have neither a context nor a process.
+    pub fn sweep(&self) {
+        lock(&self.spaces).retain(|s| !s.is_idle() || !s.is_gone() && s.process_alive());
+    }
+
+    /// The first context that `wanted` accepts, and its space.
+    pub fn find(&self, wanted: impl Fn(&Context) -> bool) -> Option<(Arc<Space>, Arc<Context>)> {
+        lock(&self.spaces).iter().find_map(|space| {
+            let context = space.contexts().into_iter().find(|c| wanted(c))?;
+            Some((Arc::clone(space), context))
+        })
+    }
+
+    /// The address space in which process `pid` runs, and whether it is new to us. A space that has called
+    /// execve meanwhile isn't its any more.
+    pub fn space_of(&self, pid: u32) -> io::Result<(Arc<Space>, bool)> {
+        let known = self.spaces();
+        let mut live = known.iter().filter(|s| !s.is_gone()).peekable();
+        if live.peek().is_some() {
+            let table = task::mappings(pid, &self.kernel).map_err(io::Error::other)?;
+            if let Some(space) = live.find(|s| table.iter().any(|m| s.is_marker(m))) {
+                return Ok((Arc::clone(space), false));
+            }
+        }
+        for space in known.iter().filter(|s| s.pid == pid && !s.is_gone()) {
+            // The number is that of a space whose marker isn't mapped any more: exec, or a later process.
+            space.set_gone();
+        }
+        let (jobs, queue) = bounded(worker::QUEUE);
+        let space = Arc::new(Space::new(pid, jobs)?);
+        let (listener, kernel, findings) =
+            (Arc::clone(&self.listener), self.kernel.clone(), self.findings_in.clone());
+        std::thread::Builder::new()
+            .name(format!("worker-{pid}"))
+            .stack_size(512 * 1024)
+            .spawn(move || worker::run(&queue, &listener, &kernel, &findings))?;
+        lock(&self.spaces).push(Arc::clone(&space));
+        Ok((space, true))
+    }
+}

@@ -1,0 +1,185 @@
+//! An address space that opened the device, and what is known of it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crossbeam_channel::Sender;
+use ummunotify_abi::PageRange;
+use ummunotify_abi::range::PAGE_SIZE;
+use ummunotify_engine::Reason;
+
+use super::context::{Context, FileName, lock, sealed_memfd};
+use crate::target::Mapping;
+use super::worker::Job;
+
+/// One address space. It outlives its process as long as a context of it is open somewhere.
+#[derive(Debug)]
+pub struct Space {
+    /// The process that opened the device first.
+    pub pid: u32,
+    pidfd: OwnedFd,
+    /// A page that the opener maps for as long as this address space exists (not inherited by fork, gone
+    /// with exec): its presence in a mapping table proves that the table is this space's.
+    marker: OwnedFd,
+    marker_identity: FileName,
+    contexts: Mutex<Vec<Arc<Context>>>,
+    /// Nothing fires any more: the process has called execve, or every task is gone.
+    gone: AtomicBool,
+    /// Thread id of a member that is inside execve, 0 if none.
+    executing: AtomicU32,
+    /// Another task than the threads of `pid` shares the space.
+    many_tasks: AtomicBool,
+    /// End of the heap as a mapping table showed it; `u64::MAX` while unknown.
+    heap_end: AtomicU64,
+    /// Largest argument of a trapped brk.
+    heap_asked: AtomicU64,
+    jobs: Sender<Arc<Job>>,
+    /// The worker didn't meet a deadline and hasn't come back since.
+    pub stuck: AtomicBool,
+}
+
+impl Space {
+    /// Takes note of the address space of process `pid`. `jobs` leads to its worker.
+    pub fn new(pid: u32, jobs: Sender<Arc<Job>>) -> io::Result<Self> {
+        let pidfd = ummunotify_sys::process::pidfd_open(pid)?;
+        let marker = sealed_memfd(c"ummunotify-space", PAGE_SIZE)?;
+        let marker_identity = FileName::of(&marker)?;
+        Ok(Self {
+            pid,
+            pidfd,
+            marker,
+            marker_identity,
+            contexts: Mutex::new(Vec::new()),
+            gone: AtomicBool::new(false),
+            executing: AtomicU32::new(0),
+            many_tasks: AtomicBool::new(false),
+            heap_end: AtomicU64::new(u64::MAX),
+            heap_asked: AtomicU64::new(0),
+            jobs,
+            stuck: AtomicBool::new(false),
+        })
+    }
+
+    /// The marker, for the opener to map.
+    pub fn marker(&self) -> BorrowedFd<'_> {
+        self.marker.as_fd()
+    }
+
+    /// Whether a mapping is the marker.
+    pub fn is_marker(&self, mapping: &Mapping) -> bool {
+        self.marker_identity.is_mapped_by(mapping)
+    }
+
+    /// For polling: readable once the process is gone.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Whether the process still has a task.
+    pub fn process_alive(&self) -> bool {
+        ummunotify_sys::process::pidfd_alive(&self.pidfd)
+    }
+
+    /// The open contexts.
+    pub fn contexts(&self) -> Vec<Arc<Context>> {
+        lock(&self.contexts).clone()
+    }
+
+    /// True if no context is open.
+    pub fn is_idle(&self) -> bool {
+        lock(&self.contexts).is_empty()
+    }
+
+    /// Adds a context.
+    pub fn add(&self, context: Arc<Context>) {
+        lock(&self.contexts).push(context);
+    }
+
+    /// Forgets a context.
+    pub fn remove(&self, number: u64) {
+        lock(&self.contexts).retain(|c| c.number != number);
+    }
+
+    /// Calls `f` on each open context until it says true; the answer is whether one did.
+    pub fn any(&self, mut f: impl FnMut(&Context) -> bool) -> bool {
+        lock(&self.contexts).iter().any(|c| f(c))
+    }
+
+    /// Records everything as invalid in every context.
+    pub fn invalidate_all(&self, reason: Reason) {
+        for context in lock(&self.contexts).iter() {
+            context.invalidate_all(reason);
+        }
+    }
+
+    /// Records each of `pieces`, in order, in every context.
+    pub fn record(&self, pieces: &[PageRange]) {
+        let contexts = lock(&self.contexts);
+        for piece in pieces {
+            for context in contexts.iter() {
+                context.record(*piece);
+            }
+        }
+    }
+
+    /// Nothing of this space fires any more.
+    pub fn set_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+    }
+
+    /// See [`Self::set_gone`].
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// A member is about to execve.
+    pub fn set_executing(&self, tid: u32) {
+        self.executing.store(tid, Ordering::Release);
+    }
+
+    /// The member that was last seen entering execve, unless it was seen to fail: until then every call of
+    /// the process needs proof that it still runs in this space.
+    pub fn executing(&self) -> Option<u32> {
+        Some(self.executing.load(Ordering::Acquire)).filter(|&tid| tid != 0)
+    }
+
+    /// `tid` was seen in this space after its execve, which hence failed.
+    pub fn exec_failed(&self, tid: u32) {
+        // Another member may have entered execve since: its mark stays.
+        let _ = self.executing.compare_exchange(tid, 0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Another task than the threads of the process lives here.
+    pub fn set_many_tasks(&self) {
+        self.many_tasks.store(true, Ordering::Release);
+    }
+
+    /// See [`Self::set_many_tasks`].
+    pub fn many_tasks(&self) -> bool {
+        self.many_tasks.load(Ordering::Acquire)
+    }
+
+    /// The heap ends here, says the mapping table.
+    pub fn set_heap_end(&self, end: u64) {
+        self.heap_end.store(end, Ordering::Release);
+    }
+
+    /// brk was asked for `end`.
+    pub fn heap_asked(&self, end: u64) {
+        self.heap_asked.fetch_max(end, Ordering::AcqRel);
+    }
+
+    /// No byte of the heap lies at or above this address.
+    pub fn heap_limit(&self) -> u64 {
+        let end = self.heap_end.load(Ordering::Acquire);
+        let asked = self.heap_asked.load(Ordering::Acquire).saturating_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
+        end.max(asked)
+    }
+
+    /// Hands a job to the worker; false if the worker is gone or has too many.
+    pub fn submit(&self, job: Arc<Job>) -> bool {
+        self.jobs.try_send(job).is_ok()
+    }
+}

@@ -1,0 +1,33 @@
+//! Facts about a task that its /proc entry tells.
+
+use std::sync::Arc;
+
+use crate::target::{self, KernelTraits, Mapping, ProcessTarget, Target};
+
+/// The mapping table of a task. The one fact here that can wait for the task's mapping lock.
+pub fn mappings(tid: u32, kernel: &KernelTraits) -> target::Result<Arc<[Mapping]>> {
+    ProcessTarget::new(tid.cast_signed(), false, kernel).mappings()
+}
+
+/// The process (thread group) that a task belongs to; `None` if it is gone or not visible.
+pub fn process_of(tid: u32) -> Option<u32> {
+    status_field(tid, "Tgid:")
+}
+
+fn status_field(tid: u32, name: &str) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+/// Whether a task's pid namespace is the reader's own, so that both call a task by the same number. False
+/// where that can't be told.
+pub fn in_our_pid_namespace(pid: u32) -> bool {
+    let ours = std::fs::read_link("/proc/self/ns/pid");
+    let theirs = std::fs::read_link(format!("/proc/{pid}/ns/pid"));
+    matches!((ours, theirs), (Ok(a), Ok(b)) if a == b)
+}
+
+/// Whether process `pid` has a thread `tid`.
+pub fn has_thread(pid: u32, tid: u32) -> bool {
+    std::path::Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
+}

@@ -1,0 +1,143 @@
+//! The thread that may wait for a target.
+//!
+//! Reading a process's mapping table or memory can block for as long as a file system or a userfaultfd that
+//! backs it wants (the reader needs the target's mapping lock, or its pages). So it happens on a thread of
+//! its own per address space, and each call that it works on has a deadline: after it the main loop records
+//! everything as invalid and lets the call run. A stuck target delays no other process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use ummunotify_engine::Reason;
+use ummunotify_sys::notify::Listener;
+
+use super::log;
+use super::space::Space;
+use super::task;
+use crate::target::{KernelTraits, ProcessTarget};
+use crate::trap::effect::{Effect, effect};
+use crate::trap::operation::Operation;
+
+/// How long a target may keep its call waiting.
+pub const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Calls that may wait for one worker; beyond it, everything is invalid at once.
+pub const QUEUE: usize = 1024;
+
+/// A trapped call that may hit regions.
+#[derive(Debug)]
+pub struct Job {
+    /// Names the sleeping call.
+    pub id: u64,
+    /// The task that made it.
+    pub tid: u32,
+    /// The address spaces that the task may belong to.
+    pub candidates: Vec<Arc<Space>>,
+    /// Whether the mapping table must show which of them it is.
+    pub proof: bool,
+    /// What the call does.
+    pub operation: Operation,
+    /// When the call must go on.
+    pub due: Instant,
+    claimed: AtomicBool,
+}
+
+impl Job {
+    /// A job that is due [`DEADLINE`] from now.
+    pub fn new(id: u64, tid: u32, candidates: Vec<Arc<Space>>, proof: bool, operation: Operation) -> Self {
+        Self {
+            id,
+            tid,
+            candidates,
+            proof,
+            operation,
+            due: Instant::now() + DEADLINE,
+            claimed: AtomicBool::new(false),
+        }
+    }
+
+    /// True for whoever asks first: that one records and answers.
+    pub fn claim(&self) -> bool {
+        !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether somebody has claimed it.
+    pub fn is_claimed(&self) -> bool {
+        self.claimed.load(Ordering::Acquire)
+    }
+}
+
+/// What a worker tells the main loop.
+#[derive(Debug)]
+pub enum Finding {
+    /// This task's process is in none of the spaces; the pidfd was open before that was seen.
+    Stranger(u32, std::os::fd::OwnedFd),
+}
+
+/// The worker's loop; ends when the space is dropped.
+pub fn run(
+    jobs: &Receiver<Arc<Job>>,
+    listener: &Arc<std::sync::OnceLock<Listener>>,
+    kernel: &KernelTraits,
+    findings: &Sender<Finding>,
+) {
+    for job in jobs {
+        if job.is_claimed() {
+            continue;
+        }
+        let spaces = if job.proof { prove(&job, kernel, findings) } else { job.candidates.clone() };
+        // A task of another process in the same space (vfork, CLONE_VM) has company by its nature.
+        let process = task::process_of(job.tid);
+        let many = spaces.iter().any(|s| s.many_tasks() || process != Some(s.pid));
+        let effect = if spaces.is_empty() {
+            Effect::Pieces(Vec::new())
+        } else {
+            let watches = |range| spaces.iter().any(|s| s.any(|c| c.engine.may_hit(range)));
+            let target = ProcessTarget::new(job.tid.cast_signed(), many, kernel);
+            effect(&job.operation, &mut target.watching(&watches))
+        };
+        if !job.claim() {
+            log::debug!("task {}: {:?} was answered at its deadline", job.tid, job.operation);
+            job.candidates.iter().for_each(|s| s.stuck.store(false, Ordering::Release));
+            continue;
+        }
+        log::debug!("task {}: {:?}: {:x?}", job.tid, job.operation, effect);
+        for space in &spaces {
+            match &effect {
+                Effect::Pieces(pieces) => space.record(pieces),
+                Effect::All(_) => space.invalidate_all(Reason::Unreadable),
+            }
+        }
+        if let Some(listener) = listener.get() {
+            if let Err(e) = listener.proceed(job.id) {
+                log::warning!("task {}: can't let its call go on: {e}", job.tid);
+            }
+        }
+    }
+}
+
+/// Which of the candidates the task belongs to, by the marker page in its mapping table. A table that can't
+/// be read proves nothing: then it may be each of them.
+fn prove(job: &Job, kernel: &KernelTraits, findings: &Sender<Finding>) -> Vec<Arc<Space>> {
+    // Opened before the look, so that what was seen holds for this process and no later one of that number.
+    let pidfd = ummunotify_sys::process::pidfd_open(job.tid);
+    let Ok(table) = task::mappings(job.tid, kernel) else { return job.candidates.clone() };
+    let mut members = Vec::new();
+    for space in &job.candidates {
+        if table.iter().any(|m| space.is_marker(m)) {
+            space.exec_failed(job.tid);
+            members.push(Arc::clone(space));
+        } else if space.pid == job.tid && space.executing().is_some() {
+            // The process's first task runs without the marker: the execve has succeeded.
+            log::info!("process {}: has called execve; its contexts never fire again", space.pid);
+            space.set_gone();
+        }
+    }
+    if let (true, Ok(pidfd)) = (members.is_empty(), pidfd) {
+        // The main loop is gone only when the process ends.
+        let _ = findings.send(Finding::Stranger(job.tid, pidfd));
+    }
+    members
+}

@@ -1,0 +1,70 @@
+//! Processes by descriptor, and which of them share an address space.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use crate::check;
+
+/// A descriptor of the process `pid` (pidfd_open(2), Linux 5.3): readable once every thread of it is gone.
+pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: no memory is passed.
+    let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    let fd = i32::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Whether the process behind a pidfd still has a task (pidfd_send_signal(2) with signal 0).
+pub fn pidfd_alive(fd: &OwnedFd) -> bool {
+    use std::os::fd::AsRawFd;
+    // SAFETY: a null siginfo is allowed; signal 0 only checks.
+    let ret = unsafe {
+        libc::syscall(libc::SYS_pidfd_send_signal, fd.as_raw_fd(), 0, std::ptr::null::<libc::siginfo_t>(), 0)
+    };
+    // EPERM means that it exists.
+    ret == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+}
+
+/// Whether two tasks share an address space (kcmp(2), `KCMP_VM`). Containers may forbid it (EPERM) and
+/// kernels may lack it (ENOSYS); ESRCH if either is gone.
+pub fn same_address_space(a: u32, b: u32) -> io::Result<bool> {
+    const KCMP_VM: i32 = 1;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) }).map(|order| order == 0)
+}
+
+/// The calling thread's kernel id.
+pub fn gettid() -> u32 {
+    // SAFETY: no memory is passed; it can't fail.
+    unsafe { libc::gettid() }.cast_unsigned()
+}
+
+/// Random bits (getrandom(2)).
+pub fn random_u64() -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: the buffer is valid for its eight bytes.
+    let n = check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) }.try_into().unwrap_or(-1))?;
+    if n != 8 {
+        return Err(io::Error::other("getrandom gave too few bytes"));
+    }
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Makes this process ignore `signal` (sigaction(2)).
+pub fn ignore_signal(signal: i32) {
+    // SAFETY: SIG_IGN installs no code of ours.
+    unsafe { libc::signal(signal, libc::SIG_IGN) };
+}
+
+/// Raises the soft limit on the size of files (and of a memfd) to the hard one; failing is no harm, the
+/// `ftruncate` that needs it then says so.
+pub fn raise_file_size_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for both calls.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit);
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Opening an emulated device.
+//!
+//! The first open of a process starts a supervisor and ends with a filter on all threads; a process that inherited
+//! a filter, and every later open, turns to the supervisor that is there. Which of them it is the kernel tells:
+//! the trapped call [`hello`] is answered only under a filter. A filter can't be taken off again, so all that can
+//! fail comes before it.
+
+use core::cell::UnsafeCell;
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr::null;
+
+use ummunotify_abi::config::{self, SUPERVISE_COMMAND};
+use ummunotify_abi::wire::{self, Op};
+
+use crate::context::{self, Identity};
+use crate::door::{Answer, Buffer, Connection, Owned};
+use crate::keeper::{self, Launch, STACK};
+use crate::log::{self, Part};
+use crate::owner::Opening;
+use crate::program::{self, Path};
+use crate::{environment, filter, sys, table};
+
+/// The token of the supervisor whose filter we are under; 0 if there is none.
+pub fn hello() -> u64 {
+    // SAFETY: integers; no kernel knows the option.
+    let token = unsafe {
+        sys::call(libc::SYS_prctl, wire::HELLO_PRCTL as usize, wire::WIRE_VERSION as usize, 0, 0, 0, 0)
+    };
+    if token == -(libc::EPROTONOSUPPORT as isize) {
+        log::error(&[Part::Text(
+            "this process runs under the filter of another version of ummunotify and can't use the device",
+        )]);
+    }
+    u64::try_from(token).unwrap_or(0)
+}
+
+/// Opens the device. Explains a failure on standard error.
+///
+/// # Errors
+/// The errno that open returns.
+pub fn open(flags: c_int) -> Result<c_int, c_int> {
+    let _blocked = sys::SignalsBlocked::new();
+    let _opening = Opening::begin().map_err(|errno| explain("MADV_WIPEONFORK memory", errno))?;
+    // SAFETY: `Opening` admits one thread at a time.
+    let scratch = unsafe { &mut *SCRATCH.0.get() };
+    let token = hello();
+    let connection = if token != 0 {
+        Connection::to_supervisor(token).map_err(|errno| match errno {
+            libc::ECONNREFUSED => {
+                log::error(&[Part::Text(
+                    "can't open /dev/ummunotify: this process is under the filter of a supervisor that can't be reached \
+                     (it is dead, or in another network namespace); start the process afresh",
+                )]);
+                libc::EIO
+            }
+            errno => explain("connection to the supervisor", errno),
+        })?
+    } else {
+        start(scratch)?
+    };
+    let ask = [flags as u32 as u64, u64::from(token == 0), 0, 0, 0, 0];
+    let mut answer =
+        connection.ask(Op::Open, ask, None, &mut scratch.reply).map_err(|errno| refused(errno, token))?;
+    let opened = Opened::arrange(&mut answer, flags)?;
+    if token == 0 {
+        enforce(&connection, scratch.reply.payload(&answer))?;
+    }
+    table::activate();
+    table::note(opened.device.get(), &opened.ticket);
+    Ok(opened.device.release())
+}
+
+/// A context that is ready but for the filter.
+struct Opened {
+    device: Owned,
+    ticket: context::Ticket,
+}
+
+impl Opened {
+    fn arrange(answer: &mut Answer, flags: c_int) -> Result<Self, c_int> {
+        let broken = || explain("answer of the supervisor", libc::EPROTO);
+        // Taken before the others are looked at: they close with the answer.
+        let device = answer.fds.take(0).ok_or_else(broken)?;
+        let arena = answer.fds.take(1).ok_or_else(broken)?;
+        let counter = answer.fds.take(2).ok_or_else(broken)?;
+        let marker = answer.fds.take(3);
+        let stat = sys::fstat(device.get()).ok_or_else(broken)?;
+        if flags & libc::O_NONBLOCK != 0 {
+            sys::fcntl(device.get(), libc::F_SETFL, libc::O_NONBLOCK as usize);
+        }
+        if flags & libc::O_CLOEXEC == 0 {
+            sys::fcntl(device.get(), libc::F_SETFD, 0);
+        }
+        if answer.args[3] == 1 {
+            mark_space(&marker.ok_or_else(broken)?)?;
+        }
+        let supervisor = answer.args[5] as usize;
+        if supervisor != 0 {
+            // Yama (ptrace_scope 1) lets only ancestors read our mapping table. EINVAL without Yama.
+            // SAFETY: integers.
+            unsafe { sys::call(libc::SYS_prctl, PR_SET_PTRACER, supervisor, 0, 0, 0, 0) };
+        }
+        let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
+        let ticket = context::add_owned(identity, &arena, &counter).map_err(|errno| explain("mapping", errno))?;
+        Ok(Self { device, ticket })
+    }
+}
+
+/// `PR_SET_PTRACER` ("Yama").
+const PR_SET_PTRACER: usize = 0x5961_6d61;
+
+/// Maps the page by which the supervisor knows this address space: neither a forked copy nor the next program
+/// image has it. It stays.
+fn mark_space(marker: &Owned) -> Result<(), c_int> {
+    let at = sys::mmap(4096, libc::PROT_READ, libc::MAP_SHARED, marker.get());
+    if at < 0 {
+        return Err(explain("mapping", -at as c_int));
+    }
+    sys::madvise(at as usize, 4096, libc::MADV_DONTFORK);
+    sys::madvise(at as usize, 4096, libc::MADV_DONTDUMP);
+    Ok(())
+}
+
+/// Installs the filter and hands the listener over. From the first step on, trapped calls of other threads wait
+/// until the supervisor answers; we make none.
+fn enforce(connection: &Connection, program: &[u8]) -> Result<(), c_int> {
+    let listener = filter::install(program)?;
+    let mut buffer = Buffer::<0>::new();
+    let lost = |errno| explain("supervisor, which ended while it took over,", errno);
+    connection.ask(Op::Listener, [0; 6], Some(listener.get()), &mut buffer).map_err(lost)?;
+    // As long as we hold a copy, the death of the supervisor would hang every trapped call.
+    drop(listener);
+    connection.ask(Op::Closed, [0; 6], None, &mut buffer).map_err(lost)?;
+    Ok(())
+}
+
+/// Starts a supervisor.
+fn start(scratch: &mut Scratch) -> Result<Connection, c_int> {
+    program::find(&mut scratch.program, &mut scratch.maps)?;
+    let (connection, theirs) = Connection::pair().map_err(|errno| explain("socket pair", errno))?;
+    scratch.arguments = [scratch.program.as_ptr(), COMMAND.as_ptr().cast(), null()];
+    fill_environment(&mut scratch.environment);
+    let mut launch = Launch {
+        program: scratch.program.as_ptr(),
+        arguments: scratch.arguments.as_ptr(),
+        environment: scratch.environment.as_ptr(),
+        socket: -1,
+        keeps_stderr: keeps_stderr(),
+        stack_top: top(&mut scratch.stacks.0[1]),
+        result: 0,
+    };
+    let launcher_top = top(&mut scratch.stacks.0[0]);
+    // SAFETY: strings and arrays are terminated and stay; `Opening` keeps others away from the stacks.
+    unsafe { keeper::start(&mut launch, theirs, launcher_top) }.map_err(|errno| explain("new process", errno))?;
+    Ok(connection)
+}
+
+/// The supervisor writes to the client's standard error only where it was asked to; otherwise it would hold a
+/// pipeline open.
+fn keeps_stderr() -> bool {
+    environment::get(config::ENV_LOG_FILE).is_none()
+        && (environment::get(config::ENV_STATS) == Some(b"1")
+            || matches!(environment::get(config::ENV_LOG), Some(b"info" | b"debug")))
+}
+
+/// Our own variables and PATH. The library isn't preloaded into the supervisor.
+fn fill_environment(environment: &mut [*const c_char; VARIABLES]) {
+    let ours = environment::entries().filter(|entry| {
+        let entry = entry.to_bytes();
+        entry.starts_with(b"UMMUNOTIFY_") || entry.starts_with(b"PATH=")
+    });
+    let mut used = 0;
+    // One place stays for the end.
+    for (place, entry) in environment.iter_mut().take(VARIABLES - 1).zip(ours) {
+        *place = entry.as_ptr();
+        used += 1;
+    }
+    if let Some(end) = environment.get_mut(used) {
+        *end = null();
+    }
+}
+
+fn top(stack: &mut [u8; STACK]) -> *mut c_void {
+    stack.as_mut_ptr_range().end.cast()
+}
+
+fn refused(errno: c_int, token: u64) -> c_int {
+    match errno {
+        libc::ECONNRESET if token == 0 => {
+            explain("supervisor, which ended before it answered (UMMUNOTIFY_LOG_FILE shows why),", libc::EIO)
+        }
+        libc::ECONNRESET | libc::EAGAIN => explain("supervisor", libc::EIO),
+        libc::EPROTONOSUPPORT => {
+            explain("supervisor, which is of another version than the library,", libc::EPROTONOSUPPORT)
+        }
+        errno => explain("supervisor", errno),
+    }
+}
+
+/// Says that `what` failed, and passes errno on.
+fn explain(what: &str, errno: c_int) -> c_int {
+    log::error(&[
+        Part::Text("can't open /dev/ummunotify: "),
+        Part::Text(what),
+        Part::Text(" failed with "),
+        Part::Errno(errno),
+    ]);
+    errno
+}
+
+/// The first argument, terminated.
+const COMMAND: [u8; SUPERVISE_COMMAND.len() + 1] = {
+    let mut bytes = [0; SUPERVISE_COMMAND.len() + 1];
+    let mut i = 0;
+    while i < SUPERVISE_COMMAND.len() {
+        bytes[i] = SUPERVISE_COMMAND.as_bytes()[i];
+        i += 1;
+    }
+    bytes
+};
+
+/// Entries of the supervisor's environment, with its end.
+const VARIABLES: usize = 32;
+
+/// What an open needs and an application's stack may not have room for.
+struct Scratch {
+    stacks: Stacks,
+    program: Path,
+    maps: [u8; 8192],
+    arguments: [*const c_char; 3],
+    environment: [*const c_char; VARIABLES],
+    reply: Buffer<{ wire::MAX_PAYLOAD }>,
+}
+
+#[repr(align(16))]
+struct Stacks([[u8; STACK]; 2]);
+
+struct Guarded(UnsafeCell<Scratch>);
+
+// SAFETY: used only by the holder of `Opening`.
+unsafe impl Sync for Guarded {}
+
+static SCRATCH: Guarded = Guarded(UnsafeCell::new(Scratch {
+    stacks: Stacks([[0; STACK]; 2]),
+    program: Path::new(),
+    maps: [0; 8192],
+    arguments: [null(); 3],
+    environment: [null(); VARIABLES],
+    reply: Buffer::new(),
+}));

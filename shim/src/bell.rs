@@ -1,0 +1,115 @@
+//! The pipe behind a device descriptor: that it is readable whenever the context is.
+//!
+//! Who records an invalidation queues the hits, adds to the counter and *then* writes a byte, one for each
+//! invalidation that hit. poll, select, epoll and SIGIO are the pipe's own and need no hook: the supervisor
+//! writes its bytes whether or not anybody waits.
+//!
+//! Bytes are taken out only under the lock of the arena, by a reader that has just found the context not
+//! readable. A byte of a later invalidation must never be among them, or its waiter sleeps for ever. So the
+//! bytes are counted first, then the context is asked again, and only if it still isn't readable exactly that
+//! many bytes are taken:
+//! * a byte that was counted was written before the count, so its counter was added to before, and the look at
+//!   the context, which comes after the count, saw it reported;
+//! * a byte written after the count stays, since a pipe gives the oldest bytes first. If its invalidation was
+//!   reported all the same, it is one byte too many: somebody is woken in vain, and the next read takes it out.
+//!
+//! So the descriptor is never, for good, silent while the context is readable.
+
+use core::ffi::c_int;
+use core::sync::atomic::{Ordering, fence};
+
+use ummunotify_engine::Engine;
+
+use crate::door::Owned;
+use crate::sys;
+
+/// Bytes in the pipe.
+fn pending(fd: c_int) -> usize {
+    let mut count: c_int = 0;
+    // SAFETY: room for an int.
+    let result = unsafe {
+        sys::call(libc::SYS_ioctl, fd as usize, libc::FIONREAD as usize, &raw mut count as usize, 0, 0, 0)
+    };
+    if result < 0 { 0 } else { usize::try_from(count).unwrap_or(0) }
+}
+
+/// To be called under the lock of the arena after a read left the context not readable.
+pub fn hush(fd: c_int, engine: &Engine) {
+    let count = pending(fd);
+    fence(Ordering::SeqCst);
+    if count != 0 && !engine.is_readable() {
+        take(fd, count);
+    }
+}
+
+/// To be called where the context may be readable without anybody's byte: a read found the lock of a dead
+/// thread, and the engine declared everything invalid.
+pub fn ensure(fd: c_int, engine: &Engine) {
+    fence(Ordering::SeqCst);
+    if engine.is_readable() && pending(fd) == 0 {
+        ring(fd);
+    }
+}
+
+/// Segments and bytes of the buffer that [`take`] reads into, over and over.
+const SEGMENTS: usize = 64;
+const SEGMENT: usize = 1024;
+
+/// Takes that many bytes out. Another reader of the pipe, in a process that doesn't know the device, could have
+/// been faster: nothing here may wait.
+fn take(fd: c_int, mut count: usize) {
+    let mut buffer = [0u8; SEGMENT];
+    let mut parts = [libc::iovec { iov_base: (&raw mut buffer).cast(), iov_len: 0 }; SEGMENTS];
+    while count > 0 {
+        let mut planned = 0;
+        for part in &mut parts {
+            part.iov_len = (count - planned).min(SEGMENT);
+            planned += part.iov_len;
+        }
+        // The offset -1 means the current position, as for a plain readv.
+        // SAFETY: every part lies in the buffer, whose contents nobody looks at.
+        let mut got = unsafe {
+            sys::call(libc::SYS_preadv2, fd as usize, parts.as_ptr() as usize, SEGMENTS, usize::MAX, usize::MAX,
+                      libc::RWF_NOWAIT as usize)
+        };
+        if got == -(libc::EOPNOTSUPP as isize) {
+            // Kernels before 6.5 know RWF_NOWAIT for files alone.
+            if pending(fd) < planned {
+                return;
+            }
+            // SAFETY: as above.
+            got = unsafe {
+                sys::call(libc::SYS_readv, fd as usize, parts.as_ptr() as usize, SEGMENTS, 0, 0, 0)
+            };
+        }
+        if got <= 0 {
+            return;
+        }
+        count = count.saturating_sub(got as usize);
+    }
+}
+
+/// Writes a byte ourselves. We have no write end, but /proc gives a passing one.
+fn ring(fd: c_int) {
+    let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
+    let mut digits = [0u8; 10];
+    let mut n = fd.unsigned_abs();
+    let mut len = 0;
+    for digit in &mut digits {
+        *digit = b'0' + (n % 10) as u8;
+        n /= 10;
+        len += 1;
+        if n == 0 {
+            break;
+        }
+    }
+    for (to, &digit) in path.iter_mut().skip(14).zip(digits.iter().take(len).rev()) {
+        *to = digit;
+    }
+    let end = sys::open(&path, libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC);
+    if end >= 0 {
+        let end = Owned::new(end as c_int);
+        // A full pipe is readable, too.
+        let _ = sys::write(end.get(), &[1]);
+    }
+}

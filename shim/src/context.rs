@@ -1,0 +1,351 @@
+//! The contexts that descriptors of this process refer to.
+//!
+//! A slot is either *owned*, the context was opened in this very address space and its arena is mapped, or
+//! *remote*: opened by another process, or by the one that we were forked from. An owned slot that fork copied
+//! becomes remote by itself, since its generation isn't the copy's; the copy has no mapping of the arena
+//! (MADV_DONTFORK), and must not unmap whatever lies there now.
+//!
+//! A slot's word says in one place whether it may be entered, so that the mappings vanish only when nobody is
+//! inside: `generation << 32 | CLOSING | users`. 0 is a free slot.
+
+use core::cell::UnsafeCell;
+use core::ffi::c_int;
+use core::mem::{MaybeUninit, size_of};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use ummunotify_engine::{ARENA_BYTES, Engine};
+
+use crate::door::Owned;
+use crate::{owner, sys};
+
+/// Nobody may enter any more.
+const CLOSING: u64 = 1 << 31;
+/// Generation of a slot that was remote from the beginning.
+const REMOTE: u32 = u32::MAX;
+
+/// Slots of a chunk; chunks come as they are needed.
+const CHUNK: usize = 256;
+/// Chunks; together they number as many slots as a table entry can name.
+const CHUNKS: usize = 255;
+
+/// What is mapped of an owned context.
+#[derive(Clone, Copy)]
+struct Mapped {
+    arena: usize,
+    counter: usize,
+    engine: Engine,
+}
+
+/// See the module.
+#[repr(C, align(64))]
+pub struct Slot {
+    word: AtomicU64,
+    /// Table entries that name this slot. Strays of an earlier use are possible; they only delay an unmapping.
+    references: AtomicU32,
+    /// The supervisor's end was seen, and everything reported as invalid because of it.
+    orphaned: AtomicU32,
+    inode: AtomicU64,
+    device: AtomicU64,
+    mapped: UnsafeCell<MaybeUninit<Mapped>>,
+}
+
+// SAFETY: `mapped` is written only by who claimed a free slot, before the word admits anyone, and read only by
+// those whom the word admitted.
+unsafe impl Sync for Slot {}
+
+static CHUNK_POINTERS: [AtomicPtr<Slot>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
+
+/// A descriptor's identity: device and inode of its pipe.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Of the file system of pipes.
+    pub device: u64,
+    /// Of the pipe.
+    pub inode: u64,
+}
+
+/// The right to use a slot, for as long as it lives. Signals are blocked meanwhile.
+pub struct Ticket {
+    slot: &'static Slot,
+    index: u16,
+    identity: Identity,
+    /// Here the arena is mapped.
+    mapped: Option<Mapped>,
+}
+
+impl Ticket {
+    /// Which slot.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// The engine on our own mapping; `None` for a remote context.
+    pub fn engine(&self) -> Option<Engine> {
+        self.mapped.map(|mapped| mapped.engine)
+    }
+
+    /// The pipe.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Notes that the supervisor is dead; true for who notes it first.
+    pub fn orphan(&self) -> bool {
+        self.slot.orphaned.swap(1, Ordering::AcqRel) == 0
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.mapped.is_some() {
+            let left = self.slot.word.fetch_sub(1, Ordering::AcqRel) - 1;
+            if left & CLOSING != 0 && users(left) == 0 {
+                self.slot.tear_down();
+            }
+        }
+    }
+}
+
+fn users(word: u64) -> u64 {
+    word & (CLOSING - 1)
+}
+
+fn generation(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+impl Slot {
+    fn identity(&self) -> Identity {
+        Identity { device: self.device.load(Ordering::Acquire), inode: self.inode.load(Ordering::Acquire) }
+    }
+
+    fn enter(&'static self, index: u16) -> Option<Ticket> {
+        let mut word = self.word.load(Ordering::Acquire);
+        loop {
+            if word == 0 || word & CLOSING != 0 {
+                return None;
+            }
+            if generation(word) == REMOTE || generation(word) != owner::generation() {
+                return Some(Ticket { slot: self, index, identity: self.identity(), mapped: None });
+            }
+            match self.word.compare_exchange_weak(word, word + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => {
+                    // SAFETY: the word admitted us, so the field was written.
+                    let mapped = unsafe { (*self.mapped.get()).assume_init() };
+                    return Some(Ticket { slot: self, index, identity: self.identity(), mapped: Some(mapped) });
+                }
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    /// Lets nobody in any more; who leaves last unmaps.
+    fn retire(&self) {
+        let mut word = self.word.load(Ordering::Acquire);
+        loop {
+            if word == 0 || word & CLOSING != 0 {
+                return;
+            }
+            let owned = generation(word) != REMOTE && generation(word) == owner::generation();
+            // Nobody is ever counted inside a remote slot; what a copied one counts are its parent's threads.
+            let next = if owned { word | CLOSING } else { 0 };
+            match self.word.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) if owned && users(word) == 0 => return self.tear_down(),
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    fn tear_down(&self) {
+        // SAFETY: the word is CLOSING without users: we alone may touch the slot, and nobody uses the mappings.
+        unsafe {
+            let mapped = (*self.mapped.get()).assume_init();
+            unmap(mapped.arena, mapped.counter);
+        }
+        self.word.store(0, Ordering::Release);
+    }
+}
+
+fn slot(index: u16) -> Option<&'static Slot> {
+    let chunk = CHUNK_POINTERS.get(usize::from(index) / CHUNK)?.load(Ordering::Acquire);
+    if chunk.is_null() {
+        return None;
+    }
+    // SAFETY: a published chunk holds CHUNK slots and stays for good.
+    Some(unsafe { &*chunk.add(usize::from(index) % CHUNK) })
+}
+
+/// Enters a slot, if it still holds that context.
+pub fn enter(index: u16, identity: Identity) -> Option<Ticket> {
+    let ticket = slot(index)?.enter(index)?;
+    (ticket.identity() == identity).then_some(ticket)
+}
+
+/// Finds the slot of a context, and enters it.
+pub fn find(identity: Identity) -> Option<Ticket> {
+    slots().find_map(|(index, slot)| {
+        if slot.inode.load(Ordering::Acquire) != identity.inode {
+            return None;
+        }
+        enter(index, identity)
+    })
+}
+
+fn slots() -> impl Iterator<Item = (u16, &'static Slot)> {
+    (0..(CHUNK * CHUNKS) as u16).map_while(|index| Some((index, slot(index)?)))
+}
+
+/// One more table entry names the slot.
+pub fn retain(index: u16) {
+    if let Some(slot) = slot(index) {
+        slot.references.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// One entry less. With the last one the mappings go; a descriptor that the table doesn't know attaches anew.
+pub fn release(index: u16) {
+    if let Some(slot) = slot(index)
+        && slot.references.fetch_sub(1, Ordering::AcqRel) == 1
+    {
+        slot.retire();
+    }
+}
+
+/// A descriptor that can't be in the table was closed: what only such ones refer to goes.
+pub fn release_unlisted(identity: Identity) {
+    let Some(ticket) = find(identity) else { return };
+    if ticket.slot.references.load(Ordering::Acquire) == 0 {
+        ticket.slot.retire();
+    }
+}
+
+/// Takes a slot for a context of another address space.
+///
+/// # Errors
+/// ENFILE if there are none left.
+pub fn add_remote(identity: Identity) -> Result<Ticket, c_int> {
+    let (index, slot) = claim()?;
+    slot.publish(identity, REMOTE);
+    slot.enter(index).ok_or(libc::ENFILE)
+}
+
+/// Maps a context of our own address space and takes a slot for it.
+///
+/// # Errors
+/// The errno of mmap; EPROTO if the arena isn't one of our version; ENFILE if there is no slot left.
+pub fn add_owned(identity: Identity, arena: &Owned, counter: &Owned) -> Result<Ticket, c_int> {
+    owner::ensure()?;
+    let generation = owner::generation();
+    let mapped = map(arena, counter)?;
+    let (index, slot) = match claim() {
+        Ok(claimed) => claimed,
+        Err(errno) => {
+            // SAFETY: nobody has seen these mappings.
+            unsafe { unmap(mapped.arena, mapped.counter) };
+            return Err(errno);
+        }
+    };
+    // SAFETY: the claimed slot is ours alone until it is published.
+    unsafe { (*slot.mapped.get()).write(mapped) };
+    slot.publish(identity, generation);
+    slot.enter(index).ok_or(libc::ENFILE)
+}
+
+impl Slot {
+    fn publish(&self, identity: Identity, generation: u32) {
+        self.orphaned.store(0, Ordering::Release);
+        self.device.store(identity.device, Ordering::Release);
+        self.inode.store(identity.inode, Ordering::Release);
+        self.word.store(u64::from(generation) << 32, Ordering::Release);
+    }
+}
+
+/// A free slot, marked so that nobody enters it.
+fn claim() -> Result<(u16, &'static Slot), c_int> {
+    loop {
+        for (index, slot) in slots() {
+            let free = slot.word.load(Ordering::Acquire) == 0;
+            if free && slot.word.compare_exchange(0, CLOSING, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                return Ok((index, slot));
+            }
+        }
+        let Some(place) = CHUNK_POINTERS.iter().find(|p| p.load(Ordering::Acquire).is_null()) else {
+            return Err(libc::ENFILE);
+        };
+        let len = CHUNK * size_of::<Slot>();
+        let made = sys::mmap(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+        if made < 0 {
+            return Err(-made as c_int);
+        }
+        if place.compare_exchange(null_mut(), made as *mut Slot, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: nobody has seen this chunk.
+            unsafe { sys::munmap(made as usize, len) };
+        }
+    }
+}
+
+fn map(arena: &Owned, counter: &Owned) -> Result<Mapped, c_int> {
+    // A smaller file would be a SIGBUS later.
+    let sizes = [sys::fstat(arena.get()), sys::fstat(counter.get())].map(|s| s.map_or(0, |s| s.st_size as usize));
+    if sizes[0] < ARENA_BYTES || sizes[1] < 4096 {
+        return Err(libc::EPROTO);
+    }
+    let arena = map_one(arena.get(), ARENA_BYTES)?;
+    let counter = match map_one(counter.get(), 4096) {
+        Ok(counter) => counter,
+        Err(errno) => {
+            // SAFETY: nobody has seen this mapping.
+            unsafe { sys::munmap(arena, ARENA_BYTES) };
+            return Err(errno);
+        }
+    };
+    if let (Some(base), Some(word)) = (NonNull::new(arena as *mut u8), NonNull::new(counter as *mut AtomicU64)) {
+        // SAFETY: both are mapped writable, aligned to pages and of the sizes stated, until `tear_down`, which
+        // runs when nobody is inside.
+        if let Ok(engine) = unsafe { Engine::attach(base, ARENA_BYTES, word) } {
+            return Ok(Mapped { arena, counter, engine });
+        }
+    }
+    // SAFETY: nobody has seen these mappings.
+    unsafe { unmap(arena, counter) };
+    Err(libc::EPROTO)
+}
+
+/// Maps a shared file that forked children don't get and core files don't hold.
+fn map_one(fd: c_int, len: usize) -> Result<usize, c_int> {
+    // Inaccessible first: under mlockall(MCL_FUTURE) an accessible mapping would be filled at once, and an arena
+    // is large and sparse.
+    let at = sys::mmap(len, libc::PROT_NONE, libc::MAP_SHARED | libc::MAP_NORESERVE, fd);
+    if at < 0 {
+        return Err(-at as c_int);
+    }
+    let at = at as usize;
+    // SAFETY: a mapping that nobody else has seen.
+    let result = unsafe {
+        sys::call(libc::SYS_munlock, at, len, 0, 0, 0, 0);
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+        match sys::madvise(at, len, libc::MADV_DONTFORK) {
+            0 => sys::call(libc::SYS_mprotect, at, len, protection, 0, 0, 0),
+            failed => failed,
+        }
+    };
+    if result < 0 {
+        // SAFETY: as above.
+        unsafe { sys::munmap(at, len) };
+        return Err(-result as c_int);
+    }
+    sys::madvise(at, len, libc::MADV_DONTDUMP);
+    Ok(at)
+}
+
+/// # Safety
+/// Nobody uses the mappings.
+unsafe fn unmap(arena: usize, counter: usize) {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        sys::munmap(arena, ARENA_BYTES);
+        sys::munmap(counter, 4096);
+    }
+}

@@ -1,0 +1,284 @@
+//! The calls of the device, once a descriptor is known to be one.
+//!
+//! The opener's address space works on the arena itself. Any other holder asks the supervisor, and shows the
+//! descriptor as proof. All results are those of a system call: at least 0, or a negative errno.
+
+use core::ffi::{c_int, c_long, c_ulong, c_void};
+
+use ummunotify_abi::device::{
+    EXCHANGE_FEATURES, Event, MAX_RECORDS, REGISTER_REGION, Register, UNREGISTER_REGION,
+};
+use ummunotify_abi::wire::Op;
+use ummunotify_abi::PageRange;
+use ummunotify_engine::{Engine, Port, ReadError, Reason, RegisterError, UnregisterError};
+
+use crate::context::Ticket;
+use crate::door::{Answer, Buffer, Connection, Owned};
+use crate::host::ClientHost;
+use crate::memory::{self, Target};
+use crate::{bell, next, sys, table};
+
+/// Bytes of a record.
+const RECORD: usize = size_of::<Event>();
+/// Bytes that one read returns at most.
+const PAGE: usize = RECORD * MAX_RECORDS;
+
+/// ioctl. `None`: the descriptor isn't ours, or the request is the pipe's business.
+pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize> {
+    // As the kernel: only 32 bits count.
+    let request = request as u32;
+    let _blocked = sys::SignalsBlocked::new();
+    let ticket = table::lookup(fd)?;
+    let result = match request {
+        EXCHANGE_FEATURES => exchange_features(&ticket, fd, argument),
+        REGISTER_REGION => memory::read::<Register>(argument).and_then(|region| register(&ticket, fd, &region)),
+        UNREGISTER_REGION => memory::read::<u64>(argument).and_then(|cookie| unregister(&ticket, fd, cookie)),
+        // What the VFS does for any file. FIONREAD isn't among it; that is the pipe's own.
+        FIONBIO | FIOASYNC | FIONCLEX | FIOCLEX => return None,
+        _ => Err(libc::ENOTTY),
+    };
+    Some(match result {
+        Ok(()) => 0,
+        Err(errno) => -(errno as isize),
+    })
+}
+
+const FIONCLEX: u32 = 0x5450;
+const FIOCLEX: u32 = 0x5451;
+const FIONBIO: u32 = 0x5421;
+const FIOASYNC: u32 = 0x5452;
+
+fn exchange_features(ticket: &Ticket, fd: c_int, argument: *mut c_void) -> Result<(), c_int> {
+    // Before the pointer is touched.
+    match ticket.engine() {
+        Some(engine) => engine.exchange_features().map_err(|_| libc::EINVAL)?,
+        None => remote(ticket, fd, Op::Features, [0; 6])?,
+    }
+    memory::read::<u32>(argument)?;
+    Target::Buffer(argument, size_of::<u32>()).fill(&[0u32])
+}
+
+fn register(ticket: &Ticket, fd: c_int, region: &Register) -> Result<(), c_int> {
+    let Some(engine) = ticket.engine() else {
+        return remote(ticket, fd, Op::Register, [region.start, region.end, region.cookie, 0, 0, 0]);
+    };
+    engine.mark_used();
+    let host = ClientHost::new();
+    let result = engine.register(&host, PageRange::new(region.start, region.end), region.cookie);
+    after_lock(&host, fd, &engine);
+    result.map_err(|error| match error {
+        RegisterError::CookieInUse => libc::EINVAL,
+        RegisterError::NoMemory => libc::ENOMEM,
+        RegisterError::Broken => libc::EIO,
+    })
+}
+
+fn unregister(ticket: &Ticket, fd: c_int, cookie: u64) -> Result<(), c_int> {
+    let Some(engine) = ticket.engine() else {
+        return remote(ticket, fd, Op::Unregister, [cookie, 0, 0, 0, 0, 0]);
+    };
+    let host = ClientHost::new();
+    let result = engine.unregister(&host, cookie);
+    after_lock(&host, fd, &engine);
+    result.map_err(|error| match error {
+        UnregisterError::UnknownCookie => libc::EINVAL,
+        UnregisterError::Broken => libc::EIO,
+    })
+}
+
+fn after_lock(host: &ClientHost, fd: c_int, engine: &Engine) {
+    if host.took_over() {
+        bell::ensure(fd, engine);
+    }
+}
+
+fn remote(ticket: &Ticket, fd: c_int, op: Op, args: [u64; 6]) -> Result<(), c_int> {
+    let connection = connect(ticket)?;
+    connection.ask(op, args, Some(fd), &mut Buffer::<0>::new()).map(|_| ())
+}
+
+/// A supervisor that isn't there is a device that has failed.
+fn connect(ticket: &Ticket) -> Result<Connection, c_int> {
+    Connection::to_context(ticket.identity().inode)
+        .map_err(|errno| if errno == libc::ECONNREFUSED { libc::EIO } else { errno })
+}
+
+/// read and its kin. `None`: the descriptor isn't ours.
+pub fn read(fd: c_int, target: Target) -> Option<isize> {
+    let mut rounds = 0u32;
+    loop {
+        let step = {
+            let _blocked = sys::SignalsBlocked::new();
+            let ticket = table::lookup(fd)?;
+            let len = match target.len() {
+                Ok(len) => len,
+                Err(errno) => return Some(-(errno as isize)),
+            };
+            let room = len.min(PAGE) / RECORD;
+            match ticket.engine() {
+                Some(engine) => read_here(fd, &engine, room, target),
+                None => read_there(fd, &ticket, room, target),
+            }
+        };
+        match step {
+            Ok(records) => return Some((records * RECORD) as isize),
+            Err(libc::EAGAIN) => {}
+            Err(errno) => return Some(-(errno as isize)),
+        }
+        // Not readable. Signals are let through again, and no ticket is held: whoever leaves the wait by
+        // siglongjmp or cancellation takes nothing along.
+        match wait(fd) {
+            Waited::Readable => {}
+            Waited::Failed(errno) => return Some(-(errno as isize)),
+            Waited::Orphaned => {
+                let _blocked = sys::SignalsBlocked::new();
+                let ticket = table::lookup(fd)?;
+                match ticket.engine() {
+                    // Nobody records any more: say once that nothing is known.
+                    Some(engine) if ticket.orphan() => engine.invalidate_all(Reason::SupervisorLost),
+                    _ => return Some(-(libc::EIO as isize)),
+                }
+            }
+        }
+        // A byte that nobody takes out (the supervisor's reader does it for other holders) must not become a
+        // spin.
+        rounds += 1;
+        if rounds > 4 {
+            let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            // SAFETY: a timespec of ours.
+            unsafe { sys::call(libc::SYS_nanosleep, &raw const pause as usize, 0, 0, 0, 0, 0) };
+            // SAFETY: no memory is involved.
+            let flags = sys::fcntl(fd, libc::F_GETFL, 0);
+            if flags >= 0 && flags as c_int & libc::O_NONBLOCK != 0 {
+                return Some(-(libc::EAGAIN as isize));
+            }
+        }
+    }
+}
+
+/// EAGAIN: not readable.
+fn read_here(fd: c_int, engine: &Engine, room: usize, target: Target) -> Result<usize, c_int> {
+    struct Here {
+        fd: c_int,
+        target: Target,
+    }
+    impl Port for Here {
+        type Error = c_int;
+
+        fn deliver(&mut self, records: &[Event]) -> Result<(), c_int> {
+            self.target.fill(records)
+        }
+
+        fn settle(&mut self, engine: &Engine, readable: bool) {
+            if !readable {
+                bell::hush(self.fd, engine);
+            }
+        }
+    }
+    engine.mark_used();
+    let host = ClientHost::new();
+    let result = engine.read(&host, room, &mut Here { fd, target });
+    after_lock(&host, fd, engine);
+    result.map_err(|error| match error {
+        ReadError::NotReadable => libc::EAGAIN,
+        ReadError::Port(errno) => errno,
+        ReadError::Broken => libc::EIO,
+    })
+}
+
+/// EAGAIN: not readable.
+fn read_there(fd: c_int, ticket: &Ticket, room: usize, target: Target) -> Result<usize, c_int> {
+    let connection = connect(ticket)?;
+    let mut buffer = Buffer::<PAGE>::new();
+    let answer: Answer = connection.ask(Op::Read, [room as u64, 0, 0, 0, 0, 0], Some(fd), &mut buffer)?;
+    let records = usize::try_from(answer.result).unwrap_or(0);
+    if records == 0 {
+        return Ok(0);
+    }
+    let payload = buffer.payload(&answer);
+    if records > room || payload.len() != records * RECORD {
+        return Err(libc::EPROTO);
+    }
+    let filled = target.fill(payload);
+    // The records are consumed only now; if the supervisor doesn't hear of it they come again.
+    let committed =
+        connection.ask(Op::Commit, [u64::from(filled.is_ok()), 0, 0, 0, 0, 0], None, &mut Buffer::<0>::new());
+    filled?;
+    committed.map(|_| records)
+}
+
+enum Waited {
+    Readable,
+    Failed(c_int),
+    /// Every write end is closed: the supervisor is dead.
+    Orphaned,
+}
+
+/// Memory that can't be written to.
+static UNWRITABLE: u8 = 0;
+
+/// Waits as the pipe waits. The buffer lies in read-only memory: an empty pipe sleeps, or says EAGAIN, EINTR or
+/// restarts after a signal handler, natively; one with bytes answers EFAULT and keeps them (pipe_read takes out
+/// only what it could copy). libc's own read is called since it is a cancellation point.
+fn wait(fd: c_int) -> Waited {
+    let nowhere = (&raw const UNWRITABLE).cast_mut().cast::<c_void>();
+    let before = sys::errno();
+    let got = next!(c"read" as fn(c_int, *mut c_void, usize) -> isize; (fd, nowhere, 1);
+        // SAFETY: the buffer isn't writable, as intended.
+        sys::libc_result(unsafe { sys::call(libc::SYS_read, fd as usize, nowhere as usize, 1, 0, 0, 0) }));
+    let errno = sys::errno();
+    sys::set_errno(before);
+    match got {
+        0 => Waited::Orphaned,
+        got if got > 0 => Waited::Readable,
+        _ if errno == libc::EFAULT => Waited::Readable,
+        _ => Waited::Failed(errno),
+    }
+}
+
+/// mmap. `None`: the descriptor isn't ours. `map` is the next mmap; it returns what the call returns and sets
+/// errno itself.
+pub fn mmap(
+    fd: c_int,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    offset: c_long,
+    map: impl FnOnce(c_int) -> *mut c_void,
+) -> Option<*mut c_void> {
+    let counter = {
+        let _blocked = sys::SignalsBlocked::new();
+        let ticket = table::lookup(fd)?;
+        counter(fd, &ticket, len, protection, flags, offset)
+    };
+    Some(match counter {
+        Ok(counter) => map(counter.get()),
+        Err(errno) => {
+            sys::set_errno(errno);
+            libc::MAP_FAILED
+        }
+    })
+}
+
+fn counter(
+    fd: c_int,
+    ticket: &Ticket,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    offset: c_long,
+) -> Result<Owned, c_int> {
+    // In the kernel's order: length and alignment, then access, then the driver.
+    if len == 0 || offset & 4095 != 0 {
+        return Err(libc::EINVAL);
+    }
+    let shared = matches!(flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE);
+    if shared && protection & libc::PROT_WRITE != 0 {
+        return Err(libc::EACCES);
+    }
+    if len > 4096 || offset != 0 {
+        return Err(libc::EINVAL);
+    }
+    let mut answer = connect(ticket)?.ask(Op::Counter, [0; 6], Some(fd), &mut Buffer::<0>::new())?;
+    answer.fds.take(0).ok_or(libc::EPROTO)
+}

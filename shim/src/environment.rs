@@ -1,0 +1,62 @@
+//! The environment variables that configure us, read from where they are.
+
+use core::ffi::{CStr, c_char};
+
+use ummunotify_abi::config;
+
+unsafe extern "C" {
+    /// libc's; null until it has started.
+    static environ: *const *const c_char;
+}
+
+/// What an open of the device should give.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// A real device that opens is used as it is, else the emulated one.
+    Auto,
+    /// Never the emulated one.
+    Kmod,
+    /// Never a real one.
+    Emulated,
+}
+
+/// [`config::ENV_BACKEND`].
+pub fn backend() -> Backend {
+    match get(config::ENV_BACKEND) {
+        Some(b"kmod") => Backend::Kmod,
+        Some(b"emulated") => Backend::Emulated,
+        _ => Backend::Auto,
+    }
+}
+
+/// The value of a variable. Nothing in a program that runs with more rights than its caller (AT_SECURE): one of
+/// the variables names a program to execute.
+pub fn get(name: &str) -> Option<&'static [u8]> {
+    entries().find_map(|entry| {
+        let value = entry.to_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+        Some(value)
+    })
+}
+
+/// The entries, as `execve` takes them.
+pub fn entries() -> impl Iterator<Item = &'static CStr> {
+    // SAFETY: no pointer is passed.
+    let secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+    // SAFETY: a plain load; a program that changes its environment meanwhile races with its own getenv, too.
+    let mut at = if secure { core::ptr::null() } else { unsafe { environ } };
+    core::iter::from_fn(move || {
+        if at.is_null() {
+            return None;
+        }
+        // SAFETY: environ is an array that ends in a null pointer, which was not reached yet.
+        let entry = unsafe { *at };
+        if entry.is_null() {
+            return None;
+        }
+        // SAFETY: as above; the entry is a terminated string.
+        unsafe {
+            at = at.add(1);
+            Some(CStr::from_ptr(entry))
+        }
+    })
+}

@@ -1,0 +1,52 @@
+//! What the engine needs of a client thread.
+
+use core::cell::Cell;
+use core::sync::atomic::AtomicU32;
+
+use ummunotify_abi::wire::SUPERVISOR_LOCK_ID;
+use ummunotify_engine::Host;
+
+use crate::sys;
+
+/// The calling thread.
+pub struct ClientHost {
+    id: u32,
+    /// A thread was proven dead, so the engine may have taken its lock over.
+    took_over: Cell<bool>,
+}
+
+impl ClientHost {
+    /// The calling thread. Its id is asked for each time: a vfork child and a raw clone have their creator's
+    /// thread-local storage.
+    pub fn new() -> Self {
+        Self { id: sys::gettid(), took_over: Cell::new(false) }
+    }
+
+    /// Whether everything may have become invalid by our own doing.
+    pub fn took_over(&self) -> bool {
+        self.took_over.get()
+    }
+}
+
+impl Host for ClientHost {
+    fn id(&self) -> u32 {
+        self.id
+    }
+
+    fn wait(&self, word: &AtomicU32, seen: u32) {
+        sys::futex_wait(word.as_ptr(), seen, 10_000_000);
+    }
+
+    fn wake(&self, word: &AtomicU32) {
+        sys::futex_wake(word.as_ptr());
+    }
+
+    fn gone(&self, id: u32) -> bool {
+        // A supervisor's thread can be of a pid namespace that we don't see.
+        let gone = id & SUPERVISOR_LOCK_ID == 0 && sys::no_such_task(id);
+        if gone {
+            self.took_over.set(true);
+        }
+        gone
+    }
+}

@@ -1,0 +1,120 @@
+//! Telling an address space from its forked copies, without any hook in fork.
+//!
+//! One page of ours is marked MADV_WIPEONFORK (Linux 4.14): the copy that fork makes of it is zero. So a zero
+//! word means "a copy that hasn't looked yet", and threads, vfork and CLONE_VM children, which share the page,
+//! are the same owner. What a copy must not inherit lies on that page: the generation that owns contexts, and the
+//! lock of activation, which another thread may have held at the time of the fork.
+
+use core::ffi::c_int;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use crate::sys;
+
+/// The page.
+#[repr(C)]
+pub struct Page {
+    /// Which address space this is, among those that descend from each other by fork; never 0 once looked at.
+    generation: AtomicU32,
+    /// The process of it, so that a vfork child, whose descriptors aren't ours, can be told; 0 if unknown.
+    process: AtomicU32,
+    /// Thread id of who opens the device, 0 if nobody.
+    opening: AtomicU32,
+}
+
+static PAGE: AtomicPtr<Page> = AtomicPtr::new(null_mut());
+/// Inherited by copies, so that each takes a number that none of its ancestors had.
+static LAST_GENERATION: AtomicU32 = AtomicU32::new(0);
+
+/// Makes the page if there is none.
+///
+/// # Errors
+/// The errno of mmap or madvise.
+pub fn ensure() -> Result<&'static Page, c_int> {
+    if let Some(page) = page() {
+        return Ok(page);
+    }
+    let made = sys::mmap(4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+    if made < 0 {
+        return Err(-made as c_int);
+    }
+    let marked = sys::madvise(made as usize, 4096, libc::MADV_WIPEONFORK);
+    let lost = marked == 0
+        && PAGE.compare_exchange(null_mut(), made as *mut Page, Ordering::AcqRel, Ordering::Acquire).is_err();
+    if marked != 0 || lost {
+        // SAFETY: nobody else has seen this page.
+        unsafe { sys::munmap(made as usize, 4096) };
+    }
+    if marked != 0 {
+        return Err(-marked as c_int);
+    }
+    page().ok_or(libc::ENOMEM)
+}
+
+fn page() -> Option<&'static Page> {
+    // SAFETY: once set it stays mapped for good; zero is a valid value of all its fields.
+    unsafe { PAGE.load(Ordering::Acquire).as_ref() }
+}
+
+/// The generation of this address space; 0 while there is no page, so no context either.
+pub fn generation() -> u32 {
+    let Some(page) = page() else { return 0 };
+    match page.generation.load(Ordering::Acquire) {
+        0 => claim(page),
+        generation => generation,
+    }
+}
+
+#[cold]
+fn claim(page: &Page) -> u32 {
+    let new = LAST_GENERATION.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+    match page.generation.compare_exchange(0, new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            page.process.store(sys::getpid(), Ordering::Release);
+            new
+        }
+        Err(theirs) => theirs,
+    }
+}
+
+/// True if the caller's descriptors are those that the descriptor table speaks of: false in a vfork child,
+/// which shares our memory but not our descriptors. When it can't be told: false, then nothing is remembered.
+pub fn at_home() -> bool {
+    if generation() == 0 && ensure().is_err() {
+        return false;
+    }
+    generation();
+    page().is_some_and(|page| page.process.load(Ordering::Acquire) == sys::getpid())
+}
+
+/// Held by the one thread that opens the device. Its holder has all signals blocked.
+pub struct Opening(&'static Page);
+
+impl Opening {
+    /// Waits until nobody else opens.
+    ///
+    /// # Errors
+    /// See [`ensure`].
+    pub fn begin() -> Result<Self, c_int> {
+        let page = ensure()?;
+        generation();
+        let me = sys::gettid();
+        loop {
+            match page.opening.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Ok(Self(page)),
+                // A vfork child that was killed while it held the lock: its parent goes on without it.
+                Err(holder) if sys::no_such_task(holder) => {
+                    let _ = page.opening.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
+                }
+                Err(holder) => sys::futex_wait(page.opening.as_ptr(), holder, 10_000_000),
+            }
+        }
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.opening.store(0, Ordering::Release);
+        sys::futex_wake(self.0.opening.as_ptr());
+    }
+}

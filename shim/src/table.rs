@@ -1,0 +1,205 @@
+//! Which descriptors are the device.
+//!
+//! The table is a cache that hooks keep right, and whatever it says is checked before it is acted on: a number
+//! can be closed and reused behind our back (by a raw system call, by libc's own internals, by a vfork child,
+//! which shares the table but not the descriptors). "Unknown" is always safe: it is looked up by inode. Only "not
+//! ours" is believed, so it is set only where the number was just seen to be something else, and never by a
+//! vfork child.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+
+use ummunotify_abi::wire::Op;
+
+use crate::context::{self, Identity, Ticket};
+use crate::door::{Buffer, Connection};
+use crate::{owner, sys};
+
+/// Nothing is known.
+const UNKNOWN: u16 = 0;
+/// Something else.
+const NOT_OURS: u16 = 1;
+/// First entry that names a slot.
+const SLOTS: u16 = 2;
+
+/// Numbers that have an entry. Higher ones are looked up each time.
+const SIZE: usize = 65536;
+
+/// Untouched pages of it cost nothing.
+static TABLE: [AtomicU16; SIZE] = [const { AtomicU16::new(UNKNOWN) }; SIZE];
+/// One above the highest number whose entry was ever set.
+static USED: AtomicU32 = AtomicU32::new(0);
+/// 1 as soon as this process may hold a device descriptor; until then every hook passes straight through.
+static ACTIVE: AtomicU32 = AtomicU32::new(0);
+
+/// From now on descriptors may be ours.
+pub fn activate() {
+    ACTIVE.store(1, Ordering::Release);
+}
+
+/// True if no descriptor can be ours.
+#[inline(always)]
+pub fn is_idle() -> bool {
+    ACTIVE.load(Ordering::Relaxed) == 0
+}
+
+fn entry(fd: c_int) -> Option<&'static AtomicU16> {
+    TABLE.get(usize::try_from(fd).ok()?)
+}
+
+/// True if the descriptor surely isn't the device.
+#[inline(always)]
+pub fn is_foreign(fd: c_int) -> bool {
+    is_idle() || fd < 0 || entry(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == NOT_OURS)
+}
+
+fn set(fd: c_int, value: u16) {
+    let Some(entry) = entry(fd) else { return };
+    if value != UNKNOWN {
+        USED.fetch_max(fd as u32 + 1, Ordering::AcqRel);
+    }
+    if value >= SLOTS {
+        context::retain(value - SLOTS);
+    }
+    let before = entry.swap(value, Ordering::AcqRel);
+    if before >= SLOTS {
+        context::release(before - SLOTS);
+    }
+}
+
+/// Notes that the descriptor refers to the slot.
+pub fn note(fd: c_int, ticket: &Ticket) {
+    if owner::at_home() {
+        set(fd, ticket.index() + SLOTS);
+    }
+}
+
+/// The context of a descriptor; `None` if it isn't the device. The caller has blocked all signals.
+pub fn lookup(fd: c_int) -> Option<Ticket> {
+    if is_foreign(fd) { None } else { resolve(fd) }
+}
+
+/// As [`lookup`], in a process that has held no device descriptor before.
+pub fn resolve(fd: c_int) -> Option<Ticket> {
+    let stat = sys::fstat(fd)?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFIFO {
+        refuse(fd);
+        return None;
+    }
+    let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
+    let known = entry(fd).map_or(UNKNOWN, |entry| entry.load(Ordering::Acquire));
+    if known >= SLOTS
+        && let Some(ticket) = context::enter(known - SLOTS, identity)
+    {
+        return Some(ticket);
+    }
+    let ticket = match context::find(identity) {
+        Some(ticket) => ticket,
+        None => match ask(fd, identity) {
+            Asked::Ours(ticket) => ticket,
+            Asked::Foreign => {
+                refuse(fd);
+                return None;
+            }
+            Asked::Unclear => return None,
+        },
+    };
+    activate();
+    note(fd, &ticket);
+    Some(ticket)
+}
+
+/// Notes that the descriptor isn't ours.
+fn refuse(fd: c_int) {
+    // In a process that never had one the table stays untouched.
+    if !is_idle() && owner::at_home() {
+        set(fd, NOT_OURS);
+    }
+}
+
+enum Asked {
+    Ours(Ticket),
+    Foreign,
+    Unclear,
+}
+
+/// Asks whether a pipe that we don't know is the device: then a supervisor listens at its inode's address.
+fn ask(fd: c_int, identity: Identity) -> Asked {
+    let connection = match Connection::to_context(identity.inode) {
+        Ok(connection) => connection,
+        Err(libc::ECONNREFUSED | libc::EPERM) => return Asked::Foreign,
+        Err(_) => return Asked::Unclear,
+    };
+    let mut buffer = Buffer::<0>::new();
+    let Ok(mut answer) = connection.ask(Op::Attach, [0; 6], Some(fd), &mut buffer) else {
+        return Asked::Unclear;
+    };
+    let ticket = if answer.args[0] == 1 {
+        // The arena and the counter come last.
+        let mut fds = [answer.fds.take(0), answer.fds.take(1), answer.fds.take(2)].into_iter().flatten();
+        let (Some(first), Some(second)) = (fds.next(), fds.next()) else { return Asked::Unclear };
+        let (arena, counter) = match fds.next() {
+            Some(third) => (second, third),
+            None => (first, second),
+        };
+        context::add_owned(identity, &arena, &counter)
+    } else {
+        context::add_remote(identity)
+    };
+    ticket.map_or(Asked::Unclear, Asked::Ours)
+}
+
+/// The number is being closed, or was given to something else.
+pub fn forget(fd: c_int) {
+    if is_idle() || fd < 0 {
+        return;
+    }
+    match entry(fd) {
+        Some(entry) => match entry.load(Ordering::Acquire) {
+            UNKNOWN => {}
+            NOT_OURS => {
+                let _ = entry.compare_exchange(NOT_OURS, UNKNOWN, Ordering::AcqRel, Ordering::Relaxed);
+            }
+            // In a vfork child the parent's descriptor stays open.
+            _ if owner::at_home() => {
+                let _blocked = sys::SignalsBlocked::new();
+                set(fd, UNKNOWN);
+            }
+            _ => {}
+        },
+        None => {
+            let _blocked = sys::SignalsBlocked::new();
+            if let Some(stat) = sys::fstat(fd)
+                && stat.st_mode & libc::S_IFMT == libc::S_IFIFO
+                && owner::at_home()
+            {
+                context::release_unlisted(Identity { device: stat.st_dev, inode: stat.st_ino });
+            }
+        }
+    }
+}
+
+/// All numbers of a range are being closed.
+pub fn forget_range(first: u32, last: u32) {
+    if is_idle() {
+        return;
+    }
+    // Above the table there are few, if any, and what they refer to is given up at the process's end.
+    for fd in first..=last.min(USED.load(Ordering::Acquire).saturating_sub(1)) {
+        forget(fd as c_int);
+    }
+}
+
+/// `new` has become a copy of `old`.
+pub fn copied(old: c_int, new: c_int) {
+    if is_idle() || old == new || new < 0 {
+        return;
+    }
+    let known = entry(old).map_or(UNKNOWN, |entry| entry.load(Ordering::Acquire));
+    if known >= SLOTS && owner::at_home() {
+        let _blocked = sys::SignalsBlocked::new();
+        set(new, known);
+    } else {
+        forget(new);
+    }
+}
