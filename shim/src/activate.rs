@@ -53,6 +53,7 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
                 )]);
                 libc::EIO
             }
+            libc::EMFILE | libc::ENFILE => errno,
             errno => explain("connection to the supervisor", errno),
         })?
     } else {
@@ -101,7 +102,8 @@ impl Opened {
             unsafe { sys::call(libc::SYS_prctl, PR_SET_PTRACER, supervisor, 0, 0, 0, 0) };
         }
         let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
-        let ticket = context::add_owned(identity, &arena, &counter).map_err(|errno| explain("mapping", errno))?;
+        let ticket =
+            context::add_owned(identity, &arena, &counter).map_err(|errno| explain("mapping", errno))?;
         Ok(Self { device, ticket })
     }
 }
@@ -137,7 +139,10 @@ fn enforce(connection: &Connection, program: &[u8]) -> Result<(), c_int> {
 /// Starts a supervisor.
 fn start(scratch: &mut Scratch) -> Result<Connection, c_int> {
     program::find(&mut scratch.program, &mut scratch.maps)?;
-    let (connection, theirs) = Connection::pair().map_err(|errno| explain("socket pair", errno))?;
+    let (connection, theirs) = Connection::pair().map_err(|errno| match errno {
+        libc::EMFILE | libc::ENFILE => errno,
+        errno => explain("socket pair", errno),
+    })?;
     scratch.arguments = [scratch.program.as_ptr(), COMMAND.as_ptr().cast(), null()];
     fill_environment(&mut scratch.environment);
     let mut launch = Launch {
@@ -151,7 +156,8 @@ fn start(scratch: &mut Scratch) -> Result<Connection, c_int> {
     };
     let launcher_top = top(&mut scratch.stacks.0[0]);
     // SAFETY: strings and arrays are terminated and stay; `Opening` keeps others away from the stacks.
-    unsafe { keeper::start(&mut launch, theirs, launcher_top) }.map_err(|errno| explain("new process", errno))?;
+    unsafe { keeper::start(&mut launch, theirs, launcher_top) }
+        .map_err(|errno| explain("new process", errno))?;
     Ok(connection)
 }
 
@@ -193,6 +199,8 @@ fn refused(errno: c_int, token: u64) -> c_int {
         libc::EPROTONOSUPPORT => {
             explain("supervisor, which is of another version than the library,", libc::EPROTONOSUPPORT)
         }
+        // What open itself may answer needs no further explanation.
+        libc::EMFILE | libc::ENFILE => errno,
         errno => explain("supervisor", errno),
     }
 }
