@@ -7,6 +7,7 @@ pub mod futex;
 pub mod notify;
 pub mod process;
 pub mod socket;
+pub mod traits;
 
 use std::io;
 

@@ -2,7 +2,8 @@
 
 pub(crate) mod hook;
 mod memory;
-mod smoke;
+mod model;
+mod properties;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::vec::Vec;

@@ -1,0 +1,411 @@
+//! A process as `/proc` shows it.
+//!
+//! Every read goes by the id of the task that waits (which may be any thread), so that its own descriptors,
+//! root and working directory are seen even where it doesn't share them. Reads may block on file systems that
+//! user space serves; whoever calls this does so with a deadline.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fmt;
+use std::fs::File;
+use std::io::{IoSliceMut, Read};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
+use nix::sys::stat::{FileStat, SFlag, fstat, lstat, stat};
+use nix::sys::statfs::{FsType, Statfs, fstatfs, statfs};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+use ummunotify_abi::PageRange;
+use ummunotify_abi::range::PAGE_SIZE;
+
+use super::maps::{self, Mapping};
+use super::{
+    Descriptor, Device, FileIdentity, FileKind, KernelTraits, PathTarget, Result, Source, Target, Unreadable,
+};
+use crate::trap::operation::AT_FDCWD;
+
+/// Longest path, with its end (`PATH_MAX`).
+const PATH_MAX: usize = 4096;
+
+/// A waiting task and its process, read as needed; each table once.
+pub struct ProcessTarget<'a> {
+    tid: i32,
+    shares: bool,
+    kernel: &'a KernelTraits,
+    watches: Option<&'a dyn Fn(PageRange) -> bool>,
+    status: OnceCell<Status>,
+    maps: OnceCell<Arc<[Mapping]>>,
+    smaps: OnceCell<Arc<[Mapping]>>,
+    devices: OnceCell<BTreeMap<Device, FileKind>>,
+}
+
+impl fmt::Debug for ProcessTarget<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessTarget").field("tid", &self.tid).field("shares", &self.shares).finish()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Status {
+    tgid: i32,
+    /// Thread and process as the innermost pid namespace counts.
+    inner_tid: i32,
+    inner_tgid: i32,
+    threads: u64,
+    locked_kib: u64,
+}
+
+impl<'a> ProcessTarget<'a> {
+    /// The task `tid`, as this process's `/proc` counts. `shares`: another process is known to run on the same
+    /// address space (a vfork child calls, or a task was made with CLONE_VM and without CLONE_THREAD).
+    pub fn new(tid: i32, shares: bool, kernel: &'a KernelTraits) -> Self {
+        Self {
+            tid,
+            shares,
+            kernel,
+            watches: None,
+            status: OnceCell::new(),
+            maps: OnceCell::new(),
+            smaps: OnceCell::new(),
+            devices: OnceCell::new(),
+        }
+    }
+
+    /// Asks `watches` whether a range matters before the slowest reads.
+    pub fn watching(mut self, watches: &'a dyn Fn(PageRange) -> bool) -> Self {
+        self.watches = Some(watches);
+        self
+    }
+
+    fn path(&self, rest: &str) -> String {
+        format!("/proc/{}/{rest}", self.tid)
+    }
+
+    fn read(&self, name: &str, room: usize, source: Source) -> Result<Vec<u8>> {
+        let mut text = Vec::with_capacity(room);
+        File::open(self.path(name))
+            .and_then(|mut file| file.read_to_end(&mut text))
+            .map_err(|error| Unreadable { source, errno: error.raw_os_error().unwrap_or(0) })?;
+        if text.is_empty() {
+            // The tables of a task that has lost its address space are empty.
+            return Err(Unreadable { source, errno: libc::ESRCH });
+        }
+        Ok(text)
+    }
+
+    fn status(&self) -> Result<Status> {
+        if let Some(status) = self.status.get() {
+            return Ok(*status);
+        }
+        let text = self.read("status", 4096, Source::Status)?;
+        let status = Status::parse(&text).ok_or(Unreadable { source: Source::Status, errno: 0 })?;
+        Ok(*self.status.get_or_init(|| status))
+    }
+
+    fn devices(&self) -> &BTreeMap<Device, FileKind> {
+        self.devices.get_or_init(|| {
+            // Unreadable: no device is known, so each counts as stacked.
+            let text = self.read("mountinfo", 16384, Source::Other).unwrap_or_default();
+            mounts(&text, self.kernel.huge_page)
+        })
+    }
+
+    fn identity(&self, stat: &FileStat, system: Option<&Statfs>) -> Option<FileIdentity> {
+        let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
+        let kind = if kind == SFlag::S_IFREG {
+            system.map_or(FileKind::Stacked, kind_of)
+        } else if kind == SFlag::S_IFBLK {
+            // One disk under many nodes.
+            FileKind::Stacked
+        } else {
+            return None;
+        };
+        Some(FileIdentity {
+            device: Device::from_stat(stat.st_dev),
+            inode: stat.st_ino,
+            size: stat.st_size as u64,
+            kind,
+        })
+    }
+
+    /// The path string, without its end.
+    fn string(&mut self, mut address: u64) -> Result<Vec<u8>> {
+        let mut out = Vec::with_capacity(128);
+        while out.len() < PATH_MAX {
+            // Up to the end of the page: the next one may not exist.
+            let room = (PAGE_SIZE - address % PAGE_SIZE) as usize;
+            let at = out.len();
+            out.resize(at + room.min(256), 0);
+            self.read_memory(address, &mut out[at..])?;
+            if let Some(end) = out[at..].iter().position(|b| *b == 0) {
+                out.truncate(at + end);
+                return Ok(out);
+            }
+            address = address.wrapping_add((out.len() - at) as u64);
+        }
+        Err(Unreadable { source: Source::Memory, errno: libc::ENAMETOOLONG })
+    }
+
+    /// Opens what a path of the process names, without opening the file itself.
+    fn open_path(&self, directory: i32, path: &[u8]) -> nix::Result<OwnedFd> {
+        let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC);
+        let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
+        let open = |base: &str| {
+            let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | OFlag::O_DIRECTORY;
+            nix::fcntl::open(self.path(base).as_str(), flags, nix::sys::stat::Mode::empty())
+        };
+        let same_root = || {
+            let root = |of: &str| stat(of).map(|s| (s.st_dev, s.st_ino));
+            let mounts = |of: &str| stat(of).map(|s| s.st_ino);
+            Ok::<_, Errno>(
+                root(&self.path("root"))? == root("/proc/self/root")?
+                    && mounts(&self.path("ns/mnt"))? == mounts("/proc/self/ns/mnt")?,
+            )
+        };
+        // Magic links (/proc/self/fd and the like) would be this process's own: refused everywhere.
+        if path.as_bytes().starts_with(b"/") {
+            // RESOLVE_IN_ROOT resolves "..", and absolute links, as chroot would.
+            let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+            return nix::fcntl::openat2(open("root")?, path.as_c_str(), how.resolve(resolve));
+        }
+        let base = if directory == AT_FDCWD { open("cwd")? } else { open(&format!("fd/{directory}"))? };
+        // Under another root ".." and absolute links would leave it: refused (EXDEV) rather than followed.
+        let mut resolve = ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        if !same_root()? {
+            resolve |= ResolveFlag::RESOLVE_BENEATH;
+        }
+        nix::fcntl::openat2(base, path.as_c_str(), how.resolve(resolve))
+    }
+}
+
+impl Status {
+    fn parse(text: &[u8]) -> Option<Self> {
+        // The name may hold anything but a newline and stands first; keys are looked for at line starts only.
+        let field = |key: &[u8]| {
+            let line = text.split(|b| *b == b'\n').skip(1).find_map(|line| line.strip_prefix(key))?;
+            std::str::from_utf8(line).ok().map(str::trim)
+        };
+        let last = |key| field(key)?.split_ascii_whitespace().next_back()?.parse().ok();
+        Some(Self {
+            tgid: field(b"Tgid:")?.parse().ok()?,
+            inner_tgid: last(b"NStgid:")?,
+            inner_tid: last(b"NSpid:")?,
+            threads: field(b"Threads:")?.parse().ok()?,
+            locked_kib: field(b"VmLck:")?.strip_suffix("kB")?.trim().parse().ok()?,
+        })
+    }
+}
+
+impl Target for ProcessTarget<'_> {
+    fn watches(&self, range: PageRange) -> bool {
+        self.watches.is_none_or(|watches| watches(range))
+    }
+
+    fn mappings(&mut self) -> Result<Arc<[Mapping]>> {
+        if let Some(known) = self.smaps.get().or(self.maps.get()) {
+            return Ok(known.clone());
+        }
+        let table = maps::parse(&self.read("maps", 1 << 15, Source::Maps)?)?;
+        Ok(self.maps.get_or_init(|| table).clone())
+    }
+
+    fn mappings_with_flags(&mut self) -> Result<Arc<[Mapping]>> {
+        if let Some(known) = self.smaps.get() {
+            return Ok(known.clone());
+        }
+        let table = maps::parse_smaps(&self.read("smaps", 1 << 17, Source::Smaps)?)?;
+        Ok(self.smaps.get_or_init(|| table).clone())
+    }
+
+    fn locked_kib(&mut self) -> Result<u64> {
+        Ok(self.status()?.locked_kib)
+    }
+
+    fn single_task(&mut self) -> Result<bool> {
+        Ok(self.status()?.threads == 1 && !self.shares)
+    }
+
+    fn descriptor(&mut self, fd: i32) -> Result<Option<Descriptor>> {
+        if fd < 0 {
+            return Ok(None);
+        }
+        let path = self.path(&format!("fd/{fd}"));
+        let fail = |errno: Errno| Unreadable { source: Source::Descriptor, errno: errno as i32 };
+        // The link's own permissions are the descriptor's access mode (proc_fd_link).
+        let link = match lstat(path.as_str()) {
+            Err(Errno::ENOENT) => return Ok(None),
+            other => other.map_err(fail)?,
+        };
+        let file = stat(path.as_str()).map_err(fail)?;
+        let system = statfs(path.as_str()).ok();
+        Ok(Some(Descriptor {
+            file: self.identity(&file, system.as_ref()),
+            readable: link.st_mode & libc::S_IRUSR != 0,
+            writable: link.st_mode & libc::S_IWUSR != 0,
+        }))
+    }
+
+    fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> Result<()> {
+        let fail = |errno| Unreadable { source: Source::Memory, errno };
+        let base = usize::try_from(address).map_err(|_| fail(libc::EFAULT))?;
+        let len = buffer.len();
+        let remote = [RemoteIoVec { base, len }];
+        let read = process_vm_readv(Pid::from_raw(self.tid), &mut [IoSliceMut::new(buffer)], &remote)
+            .map_err(|errno| fail(errno as i32))?;
+        if read == len { Ok(()) } else { Err(fail(libc::EFAULT)) }
+    }
+
+    fn resolve_path(&mut self, directory: i32, path: u64) -> Result<PathTarget> {
+        let path = self.string(path)?;
+        let fd = match self.open_path(directory, &path) {
+            Ok(fd) => fd,
+            Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(PathTarget::NoFile),
+            Err(_) => return Ok(PathTarget::Unknown),
+        };
+        let Ok(file) = fstat(&fd) else { return Ok(PathTarget::Unknown) };
+        let system = fstatfs(&fd).ok();
+        Ok(self.identity(&file, system.as_ref()).map_or(PathTarget::NoFile, PathTarget::File))
+    }
+
+    fn shm_size(&mut self, id: i32) -> Result<Option<u64>> {
+        let fail = |errno| Unreadable { source: Source::Other, errno };
+        // Segment ids mean something in one IPC namespace only.
+        let namespace = |of: &str| stat(of).map(|s| s.st_ino).map_err(|errno| fail(errno as i32));
+        if namespace(&self.path("ns/ipc"))? != namespace("/proc/self/ns/ipc")? {
+            return Err(fail(libc::EXDEV));
+        }
+        match ummunotify_sys::traits::shm_segment_size(id) {
+            Ok(size) => Ok(Some(size)),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINVAL | libc::EIDRM) => Ok(None),
+                errno => Err(fail(errno.unwrap_or(0))),
+            },
+        }
+    }
+
+    fn pidfd_is_self(&mut self, fd: i32) -> Result<bool> {
+        // PIDFD_SELF and kin (6.14) are large negative numbers; others are no descriptors.
+        if fd < 0 {
+            return Ok(fd <= -100);
+        }
+        let text = match self.read(&format!("fdinfo/{fd}"), 512, Source::Descriptor) {
+            Err(Unreadable { errno: libc::ENOENT, .. }) => return Ok(false),
+            other => other?,
+        };
+        let pid = text.split(|b| *b == b'\n').find_map(|line| line.strip_prefix(b"Pid:"));
+        let pid = pid.and_then(|pid| std::str::from_utf8(pid).ok()?.trim().parse::<i32>().ok());
+        let Some(pid) = pid else { return Ok(false) };
+        if pid == self.status()?.tgid || self.shares {
+            return Ok(true);
+        }
+        Ok(stat(self.path(&format!("task/{pid}")).as_str()).is_ok())
+    }
+
+    fn pid_is_self(&mut self, pid: i32) -> Result<bool> {
+        let status = self.status()?;
+        // Other threads' ids are translated by nothing cheap: any pid may be one of them.
+        Ok(pid == 0
+            || pid == status.inner_tid
+            || pid == status.inner_tgid
+            || status.threads > 1
+            || self.shares)
+    }
+
+    fn heap_floor(&mut self) -> Result<u64> {
+        let fail = Unreadable { source: Source::Other, errno: 0 };
+        let text = self.read("stat", 1024, Source::Other)?;
+        // The name in parentheses may hold anything; the third field follows the last of them.
+        let end = text.iter().rposition(|b| *b == b')').ok_or(fail)?;
+        let rest = std::str::from_utf8(&text[end + 1..]).map_err(|_| fail)?;
+        let mut fields = rest.split_ascii_whitespace().skip(46 - 3);
+        let mut next = || fields.next()?.parse::<u64>().ok().filter(|n| *n != 0);
+        // Where the heap's place isn't randomised, brk accepts what lies above the data.
+        let (data_end, heap_start) = (next().ok_or(fail)?, next().ok_or(fail)?);
+        Ok(data_end.min(heap_start))
+    }
+
+    fn read_implies_exec(&mut self) -> Result<bool> {
+        let text = self.read("personality", 16, Source::Other)?;
+        let text = std::str::from_utf8(&text).unwrap_or_default();
+        let bits = u32::from_str_radix(text.trim(), 16);
+        let bits = bits.map_err(|_| Unreadable { source: Source::Other, errno: 0 })?;
+        Ok(bits & libc::READ_IMPLIES_EXEC as u32 != 0)
+    }
+
+    fn device_kind(&mut self, device: Device) -> FileKind {
+        let own = self.kernel.own_device(device);
+        own.or_else(|| self.devices().get(&device).copied()).unwrap_or(FileKind::Stacked)
+    }
+
+    fn kernel(&self) -> &KernelTraits {
+        self.kernel
+    }
+}
+
+/// The kind of a file system by what statfs says.
+fn kind_of(system: &Statfs) -> FileKind {
+    /// `f_type` of file systems whose files have one identity: ext, xfs, btrfs, f2fs, nfs, fat, exfat,
+    /// ramfs, jfs, zfs.
+    const DISKS: [u64; 10] = [
+        0xef53,
+        0x5846_5342,
+        0x9123_683e,
+        0xf2f5_2010,
+        0x6969,
+        0x4d44,
+        0x2011_bab0,
+        0x8584_58f6,
+        0x3153_464a,
+        0x2fc1_2fc1,
+    ];
+    match system.filesystem_type() {
+        FsType(0x0102_1994) => FileKind::Tmpfs,
+        FsType(0x9584_58f6) => FileKind::Hugetlb(system.block_size() as u64),
+        FsType(other) if DISKS.contains(&(other as u64)) => FileKind::Disk,
+        _ => FileKind::Stacked,
+    }
+}
+
+/// The devices of `mountinfo`: `id parent major:minor root mount-point options ... - type source options`.
+fn mounts(text: &[u8], huge_page: u64) -> BTreeMap<Device, FileKind> {
+    let mut out = BTreeMap::new();
+    // Blanks in names are written as \040.
+    for line in text.split(|b| *b == b'\n') {
+        let Some((device, kind)) = mount(line, huge_page) else { continue };
+        out.insert(device, kind);
+    }
+    out
+}
+
+fn mount(line: &[u8], huge_page: u64) -> Option<(Device, FileKind)> {
+    let line = String::from_utf8_lossy(line);
+    let mut fields = line.split(' ');
+    let (major, minor) = fields.nth(2)?.split_once(':')?;
+    let device = Device { major: major.parse().ok()?, minor: minor.parse().ok()? };
+    fields.find(|field| *field == "-")?;
+    let kind = match fields.next()? {
+        "tmpfs" | "devtmpfs" => FileKind::Tmpfs,
+        "hugetlbfs" => {
+            let size = fields.nth(1).and_then(|options| {
+                let size = options.split(',').find_map(|o| o.strip_prefix("pagesize="))?;
+                let (digits, unit) = size.split_at(size.find(|c: char| !c.is_ascii_digit())?);
+                let shift = match unit {
+                    "K" => 10,
+                    "M" => 20,
+                    "G" => 30,
+                    _ => return None,
+                };
+                Some(digits.parse::<u64>().ok()? << shift)
+            });
+            FileKind::Hugetlb(size.filter(|size| size.is_power_of_two()).unwrap_or(huge_page))
+        }
+        "ext2" | "ext3" | "ext4" | "xfs" | "btrfs" | "f2fs" | "nfs" | "nfs4" | "vfat" | "msdos" | "exfat"
+        | "ramfs" | "jfs" | "zfs" | "proc" | "sysfs" => FileKind::Disk,
+        _ => FileKind::Stacked,
+    };
+    Some((device, kind))
+}

@@ -1,0 +1,174 @@
+//! Every memory operation is reported as the kernel module would report it.
+//!
+//! The table of operations and what recordings of real kernels say of each stand in `tests/c/operations`; the
+//! program there performs them all and compares. Here it is run in every mode and by every account.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+use ummunotify_tests::{Account, Client, HugePages, Mode, Outcome, Stage, say, skip};
+
+/// Rows that the walk has at least; far fewer would mean that it stopped looking.
+const LEAST_ROWS: usize = 500;
+
+/// Huge pages that one row needs.
+const HUGE_PAGES: u64 = 4;
+
+const SOURCES: [&str; 14] = [
+    "operations/walk.c",
+    "operations/device.c",
+    "operations/area.c",
+    "operations/calls.c",
+    "operations/rows_map.c",
+    "operations/rows_remap.c",
+    "operations/rows_protect.c",
+    "operations/rows_advise.c",
+    "operations/rows_file.c",
+    "operations/rows_process.c",
+    "operations/rows_library.c",
+    "operations/rows_rare.c",
+    "operations/rows_ring.c",
+    "operations/rows_sharing.c",
+];
+
+/// Puts the walk and the library that it closes on the stage.
+fn walk(stage: &Stage) -> std::path::PathBuf {
+    stage.client(&Client::library("walk-plugin", &["operations/plugin.c"]));
+    stage.client(&Client::program("walk", &SOURCES))
+}
+
+/// Lines of the walk's output that start with `mark`, each row once, whatever the pass.
+fn rows(outcome: &Outcome, mark: &str) -> BTreeSet<String> {
+    outcome.stdout.lines().filter(|line| line.starts_with(mark)).map(str::to_owned).collect()
+}
+
+/// The number in front of `word` in the walk's last line.
+fn tally(outcome: &Outcome, word: &str) -> usize {
+    let last = outcome.stdout.lines().last().unwrap_or_default();
+    let mut words =
+        last.split([' ', ',']).filter(|part| !part.is_empty()).rev().skip_while(|part| *part != word);
+    words
+        .nth(if word == "ok" { 2 } else { 1 })
+        .and_then(|n| n.parse().ok())
+        .unwrap_or_else(|| panic!("{outcome}"))
+}
+
+/// Walks in one mode by every account.
+fn walk_in(mode: Mode) {
+    let huge = HugePages::reserve(HUGE_PAGES);
+    if let Err(reason) = &huge {
+        skip("rows of huge pages (hugetlb)", reason);
+    }
+    let stage = Stage::new();
+    let walk = walk(&stage);
+    for account in Account::available() {
+        let outcome = stage
+            .program(mode, account, &walk)
+            .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
+            .limit(Duration::from_secs(120))
+            .run();
+        for line in rows(&outcome, "skip").into_iter().chain(rows(&outcome, "----")) {
+            say(&format!("{mode:?} {account:?}: {line}"));
+        }
+        let failed = rows(&outcome, "FAIL");
+        assert!(failed.is_empty(), "rows that were reported wrongly:\n{failed:#?}\n{outcome}");
+        outcome.assert_success();
+        let ok = tally(&outcome, "ok");
+        assert!(ok >= LEAST_ROWS, "only {ok} rows: {outcome}");
+        say(&format!("{mode:?} {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
+    }
+}
+
+#[test]
+fn operations_are_missed_or_misreported_under_run() {
+    walk_in(Mode::Run);
+}
+
+#[test]
+fn operations_are_missed_or_misreported_under_preload() {
+    walk_in(Mode::Preload);
+}
+
+/// Which files a call names can't always be told on a stacked file system: what is seen there is said.
+#[test]
+fn the_walk_hangs_on_a_stacked_file_system() {
+    if !Account::is_superuser() {
+        return skip("files on a stacked file system", "mounting one takes privileges");
+    }
+    let stage = Stage::new();
+    let walk = walk(&stage);
+    let script = "mkdir lower upper work merged && mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work \
+                  overlay merged && cd merged && exec \"$0\" run -- \"$1\" --table disk";
+    let outcome = stage
+        .program(Mode::Native, Account::Root, "unshare")
+        .args(["--mount", "sh", "-c", script])
+        .arg(stage.binary())
+        .arg(&walk)
+        .run();
+    if outcome.stdout.is_empty() {
+        return skip("files on a stacked file system", &outcome.stderr);
+    }
+    for line in rows(&outcome, "----") {
+        say(&format!("stacked: {line}"));
+    }
+    outcome.assert_success();
+    assert!(tally(&outcome, "unreached") > 0, "{outcome}");
+}
+
+/// A library that merely wraps libc's mapping calls, complete as it may look, isn't enough: if the walk let it
+/// pass, it wouldn't be able to tell that the filter is missing.
+#[test]
+fn the_walk_lets_a_build_without_a_filter_pass() {
+    let stage = Stage::new();
+    let walk = walk(&stage);
+    let wrap_only = stage.client(&Client::library("wrap-only", &["operations/wrap_only.c"]));
+    let account = Account::Ordinary;
+    let outcome = stage
+        .program(Mode::Native, account, &walk)
+        .preload(wrap_only)
+        .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
+        .limit(Duration::from_secs(120))
+        .run();
+    assert_eq!(outcome.code(), Some(1), "{outcome}");
+
+    // What goes through libc's symbols is seen by it: so the rows below fail because of the way of the call.
+    let libc_pass = outcome.stdout.split("======== by syscall(3)").next().expect("a first pass");
+    let syscall_pass = &outcome.stdout[libc_pass.len()..];
+    for seen in [
+        "munmap populated 4p",
+        "MAP_FIXED over populated 4p",
+        "mprotect RW -> R populated",
+        "MADV_DONTNEED populated",
+    ] {
+        assert!(has_row(libc_pass, "ok", seen), "{seen}: {outcome}");
+        assert!(has_row(syscall_pass, "FAIL", seen), "{seen}: {outcome}");
+    }
+    for missed in [
+        "munmap through a pointer taken before the open",
+        "free of a posix_memalign block of 1 MiB",
+        "malloc_trim of freed blocks",
+        "dlclose of a library with registered data",
+        "stack of a thread that ends",
+        "brk shrinks by 4p populated",
+        "sbrk shrinks by 4p",
+        "shmdt populated 6p",
+        "ftruncate 8p -> 4p",
+        "fork, child alive",
+    ] {
+        assert!(has_row(libc_pass, "FAIL", missed), "{missed}: {outcome}");
+    }
+}
+
+/// True if the row of that name came out with that mark.
+fn has_row(output: &str, mark: &str, name: &str) -> bool {
+    output.lines().any(|line| {
+        // "ok   exact     NAME          n=..."
+        let mut words = line.splitn(2, ' ');
+        words.next() == Some(mark)
+            && words.next().is_some_and(|rest| {
+                let row = rest.trim_start();
+                let row = row.split_once(' ').map_or("", |(_class, row)| row.trim_start());
+                row.strip_prefix(name)
+                    .is_some_and(|after| after.starts_with("  ") || after.trim_start().starts_with("n="))
+            })
+    })
+}

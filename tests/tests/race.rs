@@ -1,0 +1,38 @@
+//! No registration cache that trusts the counter page answers for memory that went to somebody else.
+
+use std::env;
+use std::time::Duration;
+use ummunotify_tests::{Account, Client, Mode, Stage, say};
+
+/// Rounds of the default run; `UMMUNOTIFY_RACE_ROUNDS` sets another number (a million for the long run).
+const ROUNDS: u64 = 100_000;
+
+/// The race, once for each account: as the superuser under `run`, as an ordinary user under plain preload, and
+/// fewer rounds where both are run, for it takes its time.
+#[test]
+fn a_cache_entry_is_stale_while_the_counter_says_that_it_is_current() {
+    let rounds: u64 = match env::var("UMMUNOTIFY_RACE_ROUNDS") {
+        Ok(text) => text.parse().unwrap_or_else(|e| panic!("UMMUNOTIFY_RACE_ROUNDS={text}: {e}")),
+        Err(_) => ROUNDS,
+    };
+    let stage = Stage::new();
+    let race = stage.client(&Client::program("race", &["race/race.c"]));
+    for (nth, account) in Account::available().into_iter().enumerate() {
+        let mode = Mode::EMULATED[nth % 2];
+        let rounds = if nth == 0 { rounds } else { rounds / 5 };
+        let limit = Duration::from_secs(30) + Duration::from_millis(rounds);
+        let outcome = stage.program(mode, account, &race).arg(rounds.to_string()).limit(limit).run();
+        outcome.assert_success();
+        say(&format!("{mode:?} {account:?}: {} in {:?}", outcome.stdout.trim_end(), outcome.elapsed));
+        let figure = |name: &str| -> u64 {
+            let mut fields = outcome.stdout.split_whitespace();
+            let value = fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+            value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name}: {outcome}"))
+        };
+        assert_eq!(figure("stale"), 0, "{outcome}");
+        assert_eq!(figure("rounds"), rounds / 4 * 4, "{outcome}");
+        // Rounds that prove nothing: nobody was given the address, or the entry wasn't current to begin with.
+        assert!(figure("reused") * 100 >= rounds, "too few rounds reused an address: {outcome}");
+        assert!(figure("current") * 10 >= rounds * 9, "too few entries were ever current: {outcome}");
+    }
+}
