@@ -6,7 +6,6 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fmt;
 use std::fs::File;
 use std::io::{IoSliceMut, Read};
@@ -14,8 +13,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
-use nix::sys::stat::{FileStat, SFlag, fstat, lstat, stat};
+use nix::fcntl::OFlag;
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, lstat, stat};
 use nix::sys::statfs::{FsType, Statfs, fstatfs, statfs};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
@@ -23,6 +22,7 @@ use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 
 use super::maps::{self, Mapping};
+use super::walk;
 use super::{
     Descriptor, Device, FileIdentity, FileKind, KernelTraits, PathTarget, Result, Source, Target, Unreadable,
 };
@@ -150,35 +150,18 @@ impl<'a> ProcessTarget<'a> {
         Err(Unreadable { source: Source::Memory, errno: libc::ENAMETOOLONG })
     }
 
-    /// Opens what a path of the process names, without opening the file itself.
-    fn open_path(&self, directory: i32, path: &[u8]) -> nix::Result<OwnedFd> {
-        let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC);
-        let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
+    /// Where this task looks paths up from.
+    fn walk(&self, directory: i32, path: &[u8]) -> nix::Result<Option<OwnedFd>> {
         let open = |base: &str| {
             let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | OFlag::O_DIRECTORY;
-            nix::fcntl::open(self.path(base).as_str(), flags, nix::sys::stat::Mode::empty())
+            nix::fcntl::open(self.path(base).as_str(), flags, Mode::empty())
         };
-        let same_root = || {
-            let root = |of: &str| stat(of).map(|s| (s.st_dev, s.st_ino));
-            let mounts = |of: &str| stat(of).map(|s| s.st_ino);
-            Ok::<_, Errno>(
-                root(&self.path("root"))? == root("/proc/self/root")?
-                    && mounts(&self.path("ns/mnt"))? == mounts("/proc/self/ns/mnt")?,
-            )
+        let base = match directory {
+            _ if path.starts_with(b"/") => "root".into(),
+            AT_FDCWD => "cwd".into(),
+            fd => format!("fd/{fd}"),
         };
-        // Magic links (/proc/self/fd and the like) would be this process's own: refused everywhere.
-        if path.as_bytes().starts_with(b"/") {
-            // RESOLVE_IN_ROOT resolves "..", and absolute links, as chroot would.
-            let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
-            return nix::fcntl::openat2(open("root")?, path.as_c_str(), how.resolve(resolve));
-        }
-        let base = if directory == AT_FDCWD { open("cwd")? } else { open(&format!("fd/{directory}"))? };
-        // Under another root ".." and absolute links would leave it: refused (EXDEV) rather than followed.
-        let mut resolve = ResolveFlag::RESOLVE_NO_MAGICLINKS;
-        if !same_root()? {
-            resolve |= ResolveFlag::RESOLVE_BENEATH;
-        }
-        nix::fcntl::openat2(base, path.as_c_str(), how.resolve(resolve))
+        walk::walk(open("root")?, open(&base)?, path)
     }
 }
 
@@ -261,9 +244,9 @@ impl Target for ProcessTarget<'_> {
 
     fn resolve_path(&mut self, directory: i32, path: u64) -> Result<PathTarget> {
         let path = self.string(path)?;
-        let fd = match self.open_path(directory, &path) {
-            Ok(fd) => fd,
-            Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(PathTarget::NoFile),
+        let fd = match self.walk(directory, &path) {
+            Ok(Some(fd)) => fd,
+            Ok(None) => return Ok(PathTarget::NoFile),
             Err(_) => return Ok(PathTarget::Unknown),
         };
         let Ok(file) = fstat(&fd) else { return Ok(PathTarget::Unknown) };
@@ -413,6 +396,7 @@ fn mount(line: &[u8], huge_page: u64) -> Option<(Device, FileKind)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::CString;
     use std::os::fd::AsRawFd;
 
     fn own(kernel: &KernelTraits) -> ProcessTarget<'_> {
