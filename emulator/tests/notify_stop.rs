@@ -560,6 +560,9 @@ fn other_entries_stop() {
     }
     let outcome = run(&KernelTraits::probe(), nothing, || int80(91, 0x1000_0000, 4096));
     assert_eq!(outcome.result, 0);
+    let [(_, Effect::Pieces(pieces))] = &outcome.stops[..] else { panic!("{:x?}", outcome.stops) };
+    assert_eq!(pieces[..], [], "a hole");
+    let outcome = run(&KernelTraits::probe(), nothing, || int80(93, 99, 0));
     assert!(matches!(outcome.stops[..], [(_, Effect::All(Reason::Foreign))]), "{:x?}", outcome.stops);
     let outcome = run(&KernelTraits::probe(), nothing, || int80(20, 0, 0));
     assert!(outcome.stops.is_empty(), "32-bit getpid: {:x?}", outcome.stops);
@@ -568,7 +571,7 @@ fn other_entries_stop() {
 /// A 32-bit call from 64-bit code.
 fn int80(nr: u32, first: u32, second: u32) -> i64 {
     let result: i32;
-    // SAFETY: munmap of a hole and getpid are the only calls made this way. The entry clobbers r8 to r11; rbx
+    // SAFETY: munmap, getpid and ftruncate are the only calls made this way, on what no case uses. The entry clobbers r8 to r11; rbx
     // may not be named, so it is exchanged.
     unsafe {
         std::arch::asm!(

@@ -138,7 +138,7 @@ pub enum Operation {
     /// ioctl UFFDIO_MOVE.
     #[allow(missing_docs)]
     UffdMove { argument: u64 },
-    /// A call whose arguments this code doesn't read: 32-bit entry, or an x32 call with compat structures.
+    /// A call whose arguments this code doesn't read: structures and 64-bit values of the 32-bit entries.
     #[allow(missing_docs)]
     Foreign { arch: u32, nr: u32 },
 }
@@ -255,24 +255,41 @@ impl Decoded {
     }
 
     fn x32(number: u32, a: &[u64; 6]) -> Self {
+        let foreign = Self::Operation(Operation::Foreign { arch: ARCH_X86_64, nr: number | X32_BIT });
         match number {
-            // struct iovec and arrays of pointers have 32-bit fields under x32.
-            nr::PROCESS_MADVISE | nr::X32_MOVE_PAGES => {
-                Self::Operation(Operation::Foreign { arch: ARCH_X86_64, nr: number | X32_BIT })
-            }
+            // struct iovec, arrays of pointers and struct space_resv are laid out as for 32-bit calls.
+            nr::PROCESS_MADVISE | nr::X32_MOVE_PAGES => foreign,
+            nr::X32_IOCTL if compat_space(a[1]) => foreign,
             nr::X32_IOCTL => Self::native(nr::IOCTL, a),
             nr::X32_EXECVE | nr::X32_EXECVEAT => Self::Exec,
             _ => Self::native(number, a),
         }
     }
 
-    /// 32-bit entry: what concerns tasks is told apart, everything else is taken as a change of anything.
+    /// 32-bit entry. Arguments are 32 bits wide, and the kernel takes those of the plain calls as they are;
+    /// calls with 64-bit values, structures or paths are taken as a change of anything.
     fn i386(number: u32, a: &[u64; 6]) -> Self {
+        let a = a.map(|arg| u64::from(arg as u32));
         match number {
             i386::FORK => Self::Fork(Operation::Fork),
             i386::CLONE => Self::clone(a[0] as u32),
             i386::CLONE3 => Self::Fork(Operation::Clone3 { arguments: a[0], size: a[1] }),
             i386::EXECVE | i386::EXECVEAT => Self::Exec,
+            i386::MUNMAP => Self::native(nr::MUNMAP, &a),
+            i386::MPROTECT => Self::native(nr::MPROTECT, &a),
+            i386::PKEY_MPROTECT => Self::native(nr::PKEY_MPROTECT, &a),
+            i386::MREMAP => Self::native(nr::MREMAP, &a),
+            i386::MADVISE => Self::native(nr::MADVISE, &a),
+            i386::BRK => Self::native(nr::BRK, &a),
+            i386::SHMDT => Self::native(nr::SHMDT, &a),
+            // Its offset counts pages.
+            i386::MMAP2 => Self::native(nr::MMAP, &[a[0], a[1], a[2], a[3], a[4], a[5] * PAGE_SIZE]),
+            // ipc(call, first, second, third, pointer): the call in the low half, a version in the high one.
+            i386::IPC => match a[0] & 0xffff {
+                21 => Self::native(nr::SHMAT, &[a[1], a[4], a[2], 0, 0, 0]),
+                22 => Self::native(nr::SHMDT, &[a[4], 0, 0, 0, 0, 0]),
+                _ => Self::Ignore,
+            },
             _ if policy::I386.iter().any(|rule| rule.nr == number) => {
                 Self::Operation(Operation::Foreign { arch: ARCH_I386, nr: number })
             }
@@ -488,6 +505,11 @@ fn replaces(flags: u64) -> bool {
     flags as u32 & MAP_FIXED != 0 && flags as u32 & MAP_FIXED_NOREPLACE == 0
 }
 
+/// The ioctls on files whose numbers differ by entry.
+fn compat_space(request: u64) -> bool {
+    [request::UNRESVSP_32, request::UNRESVSP64_32, request::ZERO_RANGE_32].contains(&(request as u32))
+}
+
 fn deallocates(mode: u32) -> bool {
     ![0, KEEP_SIZE, UNSHARE_RANGE].contains(&mode)
 }
@@ -530,13 +552,16 @@ mod tests {
         ] {
             for rule in rules {
                 // Words that meet each test of the table.
-                let words = [0, 1, 4, 0x10, 0x200, 0x4000, 0xc060_6610, ummunotify_abi::wire::HELLO_PRCTL];
+                let words =
+                    [0, 1, 4, 0x10, 0x12, 0x200, 0x4000, 0xc060_6610, ummunotify_abi::wire::HELLO_PRCTL];
                 let decoded = words.map(|w| {
                     // process_madvise's flags come fifth and must be 0.
                     let args = [w, w, w, w, if rule.nr == nr::PROCESS_MADVISE { 0 } else { w }, w];
                     Decoded::new(&Syscall { arch, nr: rule.nr | bit, args })
                 });
-                assert!(decoded.iter().any(|d| *d != Decoded::Ignore), "{arch:#x} {}", rule.nr);
+                // ipc is told apart by its first argument alone; it has a test of its own.
+                let told = arch == ARCH_I386 && rule.nr == i386::IPC;
+                assert!(told || decoded.iter().any(|d| *d != Decoded::Ignore), "{arch:#x} {}", rule.nr);
             }
         }
         for nr in [0, 1, 3, 8, 13, 39, 58, 60, 202, 231, 232, 281, 334, 425, 426, 441, 600] {
@@ -591,8 +616,32 @@ mod tests {
         assert_eq!(foreign(2), Decoded::Fork(Operation::Fork));
         assert_eq!(foreign(120), Decoded::NewTask);
         assert_eq!(foreign(11), Decoded::Exec);
-        assert_eq!(foreign(91), Decoded::Operation(Operation::Foreign { arch: ARCH_I386, nr: 91 }));
         assert_eq!(foreign(20), Decoded::Ignore);
+    }
+
+    #[test]
+    fn calls_by_the_32_bit_entry() {
+        let call = |nr, args| Decoded::new(&Syscall { arch: ARCH_I386, nr, args });
+        let noise = 0xdead_beef << 32;
+        let munmap = Decoded::Operation(Operation::Munmap { start: 0x1000_0000, len: P });
+        assert_eq!(call(91, [noise | 0x1000_0000, P, 0, 0, 0, 0]), munmap);
+        let mmap2 = call(192, [0x1000_0000, P, 3, 0x12, u64::from(u32::MAX), 3]);
+        let expected =
+            Operation::MmapFixed { start: 0x1000_0000, len: P, flags: 0x12, fd: -1, offset: 3 * P };
+        assert_eq!(mmap2, Decoded::Operation(expected));
+        assert_eq!(call(192, [0x1000_0000, P, 3, 0x22, 0, 0]), Decoded::Ignore);
+        let shmdt = Decoded::Operation(Operation::Shmdt { start: 0x1000_0000 });
+        assert_eq!(call(117, [22, 0, 0, 0, 0x1000_0000, 0]), shmdt);
+        let shmat = Decoded::Operation(Operation::ShmatRemap { id: 5, start: 0x1000_0000 });
+        assert_eq!(call(117, [0x1_0015, 5, 0x4000, 0, 0x1000_0000, 0]), shmat);
+        assert_eq!(call(117, [21, 5, 0, 0, 0x1000_0000, 0]), Decoded::Ignore);
+        assert_eq!(call(117, [1, 5, 0, 0, 0, 0]), Decoded::Ignore, "semop");
+        for nr in [5, 8, 90, 92, 93, 193, 194, 257, 274, 294, 295, 317, 324, 437, 440] {
+            let foreign = Decoded::Operation(Operation::Foreign { arch: ARCH_I386, nr });
+            assert_eq!(call(nr, [0; 6]), foreign);
+        }
+        let x32 = Syscall { arch: ARCH_X86_64, nr: 514 | X32_BIT, args: [3, 0x402c_582b, A, 0, 0, 0] };
+        assert!(matches!(Decoded::new(&x32), Decoded::Operation(Operation::Foreign { .. })));
     }
 
     #[test]
