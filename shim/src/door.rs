@@ -243,8 +243,12 @@ impl Connection {
         fd: Option<c_int>,
         buffer: &mut Buffer<N>,
     ) -> Result<Answer, c_int> {
-        self.tell(op, args, fd)?;
-        self.receive(buffer)
+        match self.tell(op, args, fd) {
+            // It has closed its end, but may have said why.
+            Err(libc::EPIPE) => self.receive(buffer).and(Err(libc::ECONNRESET)),
+            Err(errno) => Err(errno),
+            Ok(()) => self.receive(buffer),
+        }
     }
 
     /// A request alone.

@@ -42,7 +42,7 @@ mod table;
 
 /// Asks whether a supervisor's filter was inherited: then descriptors may have been, too.
 extern "C" fn construct() {
-    if activate::hello() != 0 {
+    if activate::hello() != Ok(0) {
         table::activate();
     }
 }
