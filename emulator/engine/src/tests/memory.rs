@@ -24,7 +24,14 @@ impl Memory {
     fn map(flags: i32, fd: i32) -> Self {
         // SAFETY: a new mapping.
         let base = unsafe {
-            libc::mmap(null_mut(), LEN, libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_NORESERVE, fd, 0)
+            libc::mmap(
+                null_mut(),
+                LEN,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags | libc::MAP_NORESERVE,
+                fd,
+                0,
+            )
         };
         assert_ne!(base, libc::MAP_FAILED);
         // SAFETY: the mapping made above.
