@@ -14,8 +14,8 @@ use ummunotify_sys::notify::{Listener, Notification};
 use ummunotify_sys::process;
 
 use super::clerk;
-use super::crowded::CrowdedTarget;
 use super::context::Context;
+use super::crowded::CrowdedTarget;
 use super::log;
 use super::shared::{Message, Shared};
 use super::socket::{Connection, Door};
@@ -456,7 +456,12 @@ impl MainLoop {
 
     /// What the call invalidates, where its registers tell and no look at the mapping table could make it
     /// exact: other threads may map meanwhile. Their presence is proved by one other thread that is alive.
-    fn known_at_once(&mut self, tid: u32, space: &Arc<Space>, operation: &Operation) -> Option<Vec<PageRange>> {
+    fn known_at_once(
+        &mut self,
+        tid: u32,
+        space: &Arc<Space>,
+        operation: &Operation,
+    ) -> Option<Vec<PageRange>> {
         let pid = space.pid;
         while let Some(other) =
             self.members.iter().find(|(t, s)| **t != tid && Arc::ptr_eq(s, space)).map(|(t, _)| *t)
