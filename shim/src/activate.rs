@@ -63,7 +63,6 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
                 )]);
                 libc::EIO
             }
-            libc::EMFILE | libc::ENFILE => errno,
             errno => explain("connection to the supervisor", errno),
         })?
     } else {
@@ -149,10 +148,8 @@ fn enforce(connection: &Connection, program: &[u8]) -> Result<(), c_int> {
 /// Starts a supervisor.
 fn start(scratch: &mut Scratch) -> Result<Connection, c_int> {
     program::find(&mut scratch.program, &mut scratch.maps)?;
-    let (connection, theirs) = Connection::pair().map_err(|errno| match errno {
-        libc::EMFILE | libc::ENFILE => errno,
-        errno => explain("socket pair", errno),
-    })?;
+    check_log_file();
+    let (connection, theirs) = Connection::pair().map_err(|errno| explain("socket pair", errno))?;
     scratch.arguments = [scratch.program.as_ptr(), COMMAND.as_ptr().cast(), null()];
     fill_environment(&mut scratch.environment);
     let mut launch = Launch {
@@ -171,10 +168,45 @@ fn start(scratch: &mut Scratch) -> Result<Connection, c_int> {
     Ok(connection)
 }
 
+fn log_file() -> Option<&'static [u8]> {
+    environment::get(config::ENV_LOG_FILE).filter(|name| !name.is_empty())
+}
+
+/// The supervisor can tell nobody that it has no log.
+fn check_log_file() {
+    let Some(name) = log_file() else { return };
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NOCTTY;
+    // The entry of the environment is terminated where the value ends.
+    // SAFETY: a terminated path.
+    let file = unsafe {
+        sys::call(
+            libc::SYS_openat,
+            libc::AT_FDCWD as usize,
+            name.as_ptr() as usize,
+            flags as usize,
+            0o666,
+            0,
+            0,
+        )
+    };
+    if file >= 0 {
+        sys::close(file as c_int);
+        return;
+    }
+    log::warning(&[
+        Part::Text("no log is written: "),
+        Part::Text(config::ENV_LOG_FILE),
+        Part::Text("="),
+        Part::Bytes(name),
+        Part::Text(" can't be opened, "),
+        Part::Errno(-file as c_int),
+    ]);
+}
+
 /// The supervisor writes to the client's standard error only where it was asked to; otherwise it would hold a
 /// pipeline open.
 fn keeps_stderr() -> bool {
-    environment::get(config::ENV_LOG_FILE).is_none()
+    log_file().is_none()
         && (environment::get(config::ENV_STATS) == Some(b"1")
             || matches!(environment::get(config::ENV_LOG), Some(b"info" | b"debug")))
 }
@@ -210,8 +242,7 @@ fn refused(errno: c_int, token: u64) -> c_int {
         libc::EPROTONOSUPPORT => {
             explain("the supervisor, which is of another version than the library,", libc::EPROTONOSUPPORT)
         }
-        // What open itself may answer needs no further explanation.
-        libc::EMFILE | libc::ENFILE => errno,
+        libc::EMFILE => explain("reception of descriptors", errno),
         errno => explain("start of the supervisor", errno),
     }
 }
@@ -223,6 +254,11 @@ fn explain(what: &str, errno: c_int) -> c_int {
         Part::Text(what),
         Part::Text(" failed with "),
         Part::Errno(errno),
+        Part::Text(match errno {
+            libc::EMFILE => "; an open needs eight free descriptors for a moment (ulimit -n)",
+            libc::EAGAIN => "; an open starts two processes (ulimit -u)",
+            _ => "",
+        }),
     ]);
     errno
 }

@@ -177,8 +177,9 @@ impl Connection {
         }
         let len = size_of::<libc::sa_family_t>() + name.len();
         // SAFETY: `address` holds at least `len` bytes.
-        let result =
-            unsafe { sys::call(libc::SYS_connect, fd as usize, &raw const address as usize, len, 0, 0, 0) };
+        let result = sys::again(|| unsafe {
+            sys::call(libc::SYS_connect, fd as usize, &raw const address as usize, len, 0, 0, 0)
+        });
         if result < 0 {
             return Err(-result as c_int);
         }
@@ -271,7 +272,7 @@ impl Connection {
         message.msg_control = (&raw mut control).cast();
         message.msg_controllen = size_of::<Control>();
         // SAFETY: the message describes memory of ours.
-        let got = unsafe {
+        let got = sys::again(|| unsafe {
             sys::call(
                 libc::SYS_recvmsg,
                 self.0.get() as usize,
@@ -281,7 +282,7 @@ impl Connection {
                 0,
                 0,
             )
-        };
+        });
         if got < 0 {
             return Err(-got as c_int);
         }
@@ -337,7 +338,7 @@ pub fn send(socket: c_int, bytes: *const c_void, len: usize, fd: Option<c_int>) 
         message.msg_controllen = size_of::<libc::cmsghdr>() + size_of::<u64>();
     }
     // SAFETY: the message describes memory that is ours or, for `bytes`, the caller's.
-    let result = unsafe {
+    let result = sys::again(|| unsafe {
         sys::call(
             libc::SYS_sendmsg,
             socket as usize,
@@ -347,7 +348,7 @@ pub fn send(socket: c_int, bytes: *const c_void, len: usize, fd: Option<c_int>) 
             0,
             0,
         )
-    };
+    });
     if result < 0 { Err(-result as c_int) } else { Ok(()) }
 }
 

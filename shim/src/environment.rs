@@ -18,6 +18,8 @@ pub enum Backend {
     Kmod,
     /// Never a real one.
     Emulated,
+    /// The variable names none of these: open fails.
+    Unknown(&'static [u8]),
 }
 
 /// [`config::ENV_BACKEND`].
@@ -25,7 +27,8 @@ pub fn backend() -> Backend {
     match get(config::ENV_BACKEND) {
         Some(b"kmod") => Backend::Kmod,
         Some(b"emulated") => Backend::Emulated,
-        _ => Backend::Auto,
+        None | Some(b"auto" | b"") => Backend::Auto,
+        Some(other) => Backend::Unknown(other),
     }
 }
 

@@ -7,6 +7,9 @@
 use core::ffi::{c_char, c_int, c_uint};
 
 use crate::environment::{Backend, backend};
+use ummunotify_abi::config;
+
+use crate::log::{self, Part};
 use crate::{activate, next, path, sys};
 
 /// Opens by `real`, or the emulated device.
@@ -34,10 +37,20 @@ pub unsafe fn open_or_emulate(path: *const c_char, flags: c_int, real: impl FnOn
     match backend() {
         Backend::Kmod => return fd,
         Backend::Auto if fd >= 0 => return fd,
-        Backend::Auto | Backend::Emulated => {}
+        Backend::Auto | Backend::Emulated | Backend::Unknown(_) => {}
     }
     if fd >= 0 {
         sys::close(fd);
+    }
+    if let Backend::Unknown(name) = backend() {
+        log::error(&[
+            Part::Text("can't open /dev/ummunotify: "),
+            Part::Text(config::ENV_BACKEND),
+            Part::Text(" is "),
+            Part::Bytes(name),
+            Part::Text("; it can be auto, kmod or emulated"),
+        ]);
+        return fail(libc::EINVAL);
     }
     match emulated(flags) {
         Ok(fd) => {

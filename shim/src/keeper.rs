@@ -68,7 +68,7 @@ pub unsafe fn start(
     }
     // Somebody who waits with __WALL could be faster; then it is reaped as well.
     // SAFETY: no memory is involved.
-    unsafe { sys::call(libc::SYS_wait4, pid as usize, 0, libc::__WCLONE as usize, 0, 0, 0) };
+    sys::again(|| unsafe { sys::call(libc::SYS_wait4, pid as usize, 0, libc::__WCLONE as usize, 0, 0, 0) });
     // The launcher wrote it.
     // SAFETY: a valid reference.
     let result = unsafe { (&raw const launch.result).read_volatile() };
@@ -94,7 +94,6 @@ fn keeper(launch: &Launch) -> ! {
     // SAFETY: terminated strings and integers.
     let pid = unsafe {
         sys::call(libc::SYS_setsid, 0, 0, 0, 0, 0, 0);
-        sys::call(libc::SYS_chdir, c"/".as_ptr() as usize, 0, 0, 0, 0, 0);
         sys::call(
             libc::SYS_prctl,
             libc::PR_SET_NAME as usize,
@@ -110,6 +109,9 @@ fn keeper(launch: &Launch) -> ! {
     if pid < 0 {
         report(launch.socket, pid);
     }
+    // Not earlier: the supervisor's paths may be relative to the client's directory.
+    // SAFETY: a terminated string.
+    unsafe { sys::call(libc::SYS_chdir, c"/".as_ptr() as usize, 0, 0, 0, 0, 0) };
     close_from(0);
     if pid < 0 {
         sys::exit_process(1);

@@ -1,4 +1,4 @@
-//! Sentences on standard error, without allocation. Only failed opens of the device speak.
+//! Sentences on standard error, without allocation. Only opens of the device speak.
 
 use core::ffi::c_int;
 
@@ -17,11 +17,22 @@ pub enum Part<'a> {
     Errno(c_int),
 }
 
-/// Writes `ummunotify: `, the parts and a newline, by one write(2), unless the log is off.
+/// Says what failed, unless the log is off.
 pub fn error(parts: &[Part<'_>]) {
-    if environment::get(config::ENV_LOG) == Some(b"off") {
-        return;
+    if environment::get(config::ENV_LOG) != Some(b"off") {
+        say(parts);
     }
+}
+
+/// Says what is less than was asked for, unless the log is off or of errors alone.
+pub fn warning(parts: &[Part<'_>]) {
+    if !matches!(environment::get(config::ENV_LOG), Some(b"off" | b"error")) {
+        say(parts);
+    }
+}
+
+/// Writes `ummunotify: `, the parts and a newline, by one write(2).
+fn say(parts: &[Part<'_>]) {
     let mut line = Line { bytes: [0; 600], len: 0 };
     line.push(b"ummunotify: ");
     for part in parts {

@@ -50,6 +50,21 @@ impl Path {
     }
 
     fn is_executable(&self) -> bool {
+        // A directory passes the test of access, too.
+        // SAFETY: zero is a valid value of every field.
+        let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+        // SAFETY: a terminated path and room for the result.
+        let found = unsafe {
+            sys::call(
+                libc::SYS_newfstatat,
+                libc::AT_FDCWD as usize,
+                self.as_ptr() as usize,
+                &raw mut stat as usize,
+                0,
+                0,
+                0,
+            )
+        };
         // SAFETY: a terminated path.
         let result = unsafe {
             sys::call(
@@ -62,7 +77,7 @@ impl Path {
                 0,
             )
         };
-        self.len != 0 && result == 0
+        self.len != 0 && found == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFREG && result == 0
     }
 }
 

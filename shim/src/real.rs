@@ -4,7 +4,7 @@
 //! interceptors and thread cancellation.
 
 use core::ffi::{CStr, c_char, c_void};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sys;
 
@@ -31,7 +31,7 @@ const MISSING: usize = 1;
 
 /// Thread that is inside dlsym. dlsym may allocate, and an allocator preloaded in front may map memory: that
 /// call comes back to us.
-static RESOLVING: AtomicU32 = AtomicU32::new(0);
+static RESOLVING: AtomicUsize = AtomicUsize::new(0);
 
 impl Next {
     /// The function of that name.
@@ -53,7 +53,7 @@ impl Next {
     #[cold]
     #[inline(never)]
     fn resolve(&self) -> Option<usize> {
-        let me = sys::gettid();
+        let me = sys::thread_pointer();
         let before = RESOLVING.swap(me, Ordering::AcqRel);
         if before == me {
             return None;

@@ -67,6 +67,27 @@ pub fn gettid() -> u32 {
     unsafe { call(libc::SYS_gettid, 0, 0, 0, 0, 0, 0) as u32 }
 }
 
+/// What tells libc's threads apart without a system call: the address of the thread control block, which stands
+/// at its own start (System V ABI, x86-64 TLS). A raw clone may share its creator's.
+pub fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: libc has set the fs base before it runs any library's code.
+    unsafe { asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags)) };
+    pointer
+}
+
+/// Makes a call again for as long as it is interrupted. With all signals blocked only a stop interrupts, by SIGSTOP
+/// or by a debugger or supervisor that looks at the thread: calls on sockets with a timeout, and a few more, then
+/// answer EINTR although there was no handler (signal(7)).
+pub fn again(mut call: impl FnMut() -> isize) -> isize {
+    loop {
+        let result = call();
+        if result != -(libc::EINTR as isize) {
+            return result;
+        }
+    }
+}
+
 /// `fstat`; `None` if the descriptor isn't open.
 pub fn fstat(fd: c_int) -> Option<libc::stat> {
     let mut out = MaybeUninit::<libc::stat>::uninit();
