@@ -72,6 +72,10 @@ fn gap(n: u64) -> PageRange {
     PageRange::new(((n + 1) * 8 + 5) * PAGE, ((n + 1) * 8 + 6) * PAGE)
 }
 
+fn record(engine: &Engine, range: PageRange) {
+    black_box(engine.record(range));
+}
+
 fn figures(regions: u64) {
     let engine = engine();
     let mut order: Vec<u64> = (0..regions).collect();
@@ -101,15 +105,12 @@ fn figures(regions: u64) {
             engine.register(&Alone, region(n), n).expect("room");
         })
     });
-    line(
-        "record, miss far away",
-        time(100_000, |_| drop(black_box(engine.record(PageRange::new(1 << 45, 1 << 46))))),
-    );
+    line("record, miss far away", time(100_000, |_| record(&engine, PageRange::new(1 << 45, 1 << 46))));
     line("record, miss among neighbours, one place", {
-        time(100_000, |_| drop(black_box(engine.record(gap(regions / 2)))))
+        time(100_000, |_| record(&engine, gap(regions / 2)))
     });
     line("record, miss among neighbours, random places", {
-        time(100_000, |i| drop(black_box(engine.record(gap(pick(i))))))
+        time(100_000, |i| record(&engine, gap(pick(i))))
     });
     line("begin + record + end, hit of a queued region", {
         time(100_000, |_| {
@@ -130,7 +131,7 @@ fn figures(regions: u64) {
             .map(|round| {
                 while engine.read(&Alone, 128, &mut Sink).is_ok() {}
                 let start = Instant::now();
-                (0..n).for_each(|i| drop(black_box(engine.record(region(pick(i + round * n))))));
+                (0..n).for_each(|i| record(&engine, region(pick(i + round * n))));
                 start.elapsed().as_nanos() as f64 / n as f64
             })
             .collect();
