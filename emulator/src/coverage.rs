@@ -101,13 +101,30 @@ pub const ROWS: &[Row] = &[
     covered("pageout", "madvise PAGEOUT, COLLAPSE", "the kernel reports page by page"),
     covered("pagemap-scan", "PAGEMAP_SCAN with write protection", "reported whole"),
     exact("brk", "brk and sbrk that shrink"),
+    exact("x32", "calls by x32 numbers, as the calls that they stand for"),
     exact("shm", "shmdt, and shmat SHM_REMAP over a mapping"),
     covered("remap-file-pages", "remap_file_pages", "an obsolete call, reported whole"),
     covered("fork", "fork and clone without CLONE_VM", "which private pages were ever written can't be read"),
     covered(
         "foreign-entry",
-        "32-bit entry (int 0x80) and x32 numbers",
+        "32-bit entry (int 0x80)",
         "reported as everything invalid: every region is queued, without a hint",
+    ),
+    covered(
+        "own-uffd",
+        "UFFDIO_WRITEPROTECT, UNREGISTER, MOVE on the application's own userfaultfd",
+        "which pages were protected can't be read",
+    ),
+    covered("numa", "mbind MOVE, move_pages, migrate_pages", "where the pages are now isn't asked"),
+    covered(
+        "single-page-advice",
+        "madvise SOFT_OFFLINE, HWPOISON, UNMERGEABLE",
+        "the kernel reports page by page; the first two unmap the page wherever it is mapped",
+    ),
+    covered(
+        "stacked-files",
+        "holes and truncation of files on stacked file systems (overlayfs)",
+        "the mapping table names another device there: each file mapping on such a file system counts",
     ),
     unseen(
         "io-uring",
@@ -115,25 +132,9 @@ pub const ROWS: &[Row] = &[
         "io_uring bypasses seccomp",
     ),
     unseen(
-        "own-uffd",
-        "UFFDIO_WRITEPROTECT, UNREGISTER, MOVE on the application's own userfaultfd",
-        "these ioctls aren't trapped in this version",
-    ),
-    unseen("numa", "mbind MOVE, move_pages, migrate_pages", "not trapped; a pinned page doesn't move"),
-    unseen(
         "write-back",
         "msync, fsync, sync, O_DIRECT writes, FICLONE that write back shared file pages",
         "not trapped; no data is lost by it, the pages stay",
-    ),
-    unseen(
-        "single-page-advice",
-        "madvise SOFT_OFFLINE, HWPOISON, UNMERGEABLE",
-        "not trapped; they move or break single pages",
-    ),
-    unseen(
-        "stacked-files",
-        "holes and truncation of files on stacked file systems (overlayfs)",
-        "which mappings belong to the file isn't resolved there in this version; tmpfs and disk file systems are",
     ),
     beyond(
         "cow",

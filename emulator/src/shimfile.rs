@@ -258,15 +258,18 @@ fn trusted(directory: &Path) -> Result<(), Unfit> {
 
 /// Compares a file with what it should be.
 fn same_bytes(file: &File, expected: &[u8]) -> bool {
-    let mut content = Vec::new();
+    let mut content = Vec::with_capacity(expected.len() + 1);
     file.metadata().is_ok_and(|m| m.is_file() && m.len() == expected.len() as u64)
         && file.take(expected.len() as u64 + 1).read_to_end(&mut content).is_ok()
         && content == expected
 }
 
-/// FNV-1a: names a version of the file. It proves nothing, so the bytes are compared as well.
+/// FNV-1a, eight bytes at a time: names a version of the file. It proves nothing, so the bytes are compared too.
 fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+    let mix = |h: u64, word: u64| (h ^ word).wrapping_mul(0x0100_0000_01b3);
+    let (words, rest) = bytes.as_chunks::<8>();
+    let h = words.iter().fold(0xcbf2_9ce4_8422_2325, |h, word| mix(h, u64::from_le_bytes(*word)));
+    rest.iter().fold(h, |h, &byte| mix(h, u64::from(byte)))
 }
 
 #[cfg(test)]

@@ -21,17 +21,18 @@ use crate::program::{self, Path};
 use crate::{environment, filter, sys, table};
 
 /// The token of the supervisor whose filter we are under; 0 if there is none.
-pub fn hello() -> u64 {
-    // SAFETY: integers; no kernel knows the option.
+///
+/// # Errors
+/// ENOSYS: the supervisor is dead. EPROTONOSUPPORT: it is of another version.
+pub fn hello() -> Result<u64, c_int> {
+    // SAFETY: integers; no kernel knows the option (EINVAL).
     let token = unsafe {
         sys::call(libc::SYS_prctl, wire::HELLO_PRCTL as usize, wire::WIRE_VERSION as usize, 0, 0, 0, 0)
     };
-    if token == -(libc::EPROTONOSUPPORT as isize) {
-        log::error(&[Part::Text(
-            "this process runs under the filter of another version of ummunotify and can't use the device",
-        )]);
+    match -token as c_int {
+        errno @ (libc::ENOSYS | libc::EPROTONOSUPPORT) if token < 0 => Err(errno),
+        _ => Ok(u64::try_from(token).unwrap_or(0)),
     }
-    u64::try_from(token).unwrap_or(0)
 }
 
 /// Opens the device. Explains a failure on standard error.
@@ -43,7 +44,16 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
     let _opening = Opening::begin().map_err(|errno| explain("MADV_WIPEONFORK memory", errno))?;
     // SAFETY: `Opening` admits one thread at a time.
     let scratch = unsafe { &mut *SCRATCH.0.get() };
-    let token = hello();
+    let token = hello().map_err(|errno| match errno {
+        libc::ENOSYS => {
+            log::error(&[Part::Text(
+                "can't open /dev/ummunotify: the supervisor whose filter this process is under is dead; \
+                 start the process afresh",
+            )]);
+            libc::EIO
+        }
+        errno => refused(errno, 0),
+    })?;
     let connection = if token != 0 {
         Connection::to_supervisor(token).map_err(|errno| match errno {
             libc::ECONNREFUSED => {
@@ -53,6 +63,7 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
                 )]);
                 libc::EIO
             }
+            libc::EMFILE | libc::ENFILE => errno,
             errno => explain("connection to the supervisor", errno),
         })?
     } else {
@@ -101,7 +112,8 @@ impl Opened {
             unsafe { sys::call(libc::SYS_prctl, PR_SET_PTRACER, supervisor, 0, 0, 0, 0) };
         }
         let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
-        let ticket = context::add_owned(identity, &arena, &counter).map_err(|errno| explain("mapping", errno))?;
+        let ticket =
+            context::add_owned(identity, &arena, &counter).map_err(|errno| explain("mapping", errno))?;
         Ok(Self { device, ticket })
     }
 }
@@ -126,7 +138,7 @@ fn mark_space(marker: &Owned) -> Result<(), c_int> {
 fn enforce(connection: &Connection, program: &[u8]) -> Result<(), c_int> {
     let listener = filter::install(program)?;
     let mut buffer = Buffer::<0>::new();
-    let lost = |errno| explain("supervisor, which ended while it took over,", errno);
+    let lost = |errno| explain("the supervisor, which ended while it took over,", errno);
     connection.ask(Op::Listener, [0; 6], Some(listener.get()), &mut buffer).map_err(lost)?;
     // As long as we hold a copy, the death of the supervisor would hang every trapped call.
     drop(listener);
@@ -137,7 +149,10 @@ fn enforce(connection: &Connection, program: &[u8]) -> Result<(), c_int> {
 /// Starts a supervisor.
 fn start(scratch: &mut Scratch) -> Result<Connection, c_int> {
     program::find(&mut scratch.program, &mut scratch.maps)?;
-    let (connection, theirs) = Connection::pair().map_err(|errno| explain("socket pair", errno))?;
+    let (connection, theirs) = Connection::pair().map_err(|errno| match errno {
+        libc::EMFILE | libc::ENFILE => errno,
+        errno => explain("socket pair", errno),
+    })?;
     scratch.arguments = [scratch.program.as_ptr(), COMMAND.as_ptr().cast(), null()];
     fill_environment(&mut scratch.environment);
     let mut launch = Launch {
@@ -151,7 +166,8 @@ fn start(scratch: &mut Scratch) -> Result<Connection, c_int> {
     };
     let launcher_top = top(&mut scratch.stacks.0[0]);
     // SAFETY: strings and arrays are terminated and stay; `Opening` keeps others away from the stacks.
-    unsafe { keeper::start(&mut launch, theirs, launcher_top) }.map_err(|errno| explain("new process", errno))?;
+    unsafe { keeper::start(&mut launch, theirs, launcher_top) }
+        .map_err(|errno| explain("new process", errno))?;
     Ok(connection)
 }
 
@@ -187,13 +203,15 @@ fn top(stack: &mut [u8; STACK]) -> *mut c_void {
 fn refused(errno: c_int, token: u64) -> c_int {
     match errno {
         libc::ECONNRESET if token == 0 => {
-            explain("supervisor, which ended before it answered (UMMUNOTIFY_LOG_FILE shows why),", libc::EIO)
+            explain("the supervisor, which ended before it answered (UMMUNOTIFY_LOG_FILE shows why),", libc::EIO)
         }
-        libc::ECONNRESET | libc::EAGAIN => explain("supervisor", libc::EIO),
+        libc::ECONNRESET | libc::EAGAIN => explain("the supervisor, which gives no answer,", libc::EIO),
         libc::EPROTONOSUPPORT => {
-            explain("supervisor, which is of another version than the library,", libc::EPROTONOSUPPORT)
+            explain("the supervisor, which is of another version than the library,", libc::EPROTONOSUPPORT)
         }
-        errno => explain("supervisor", errno),
+        // What open itself may answer needs no further explanation.
+        libc::EMFILE | libc::ENFILE => errno,
+        errno => explain("start of the supervisor", errno),
     }
 }
 

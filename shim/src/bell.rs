@@ -42,8 +42,8 @@ pub fn hush(fd: c_int, engine: &Engine) {
     }
 }
 
-/// To be called where the context may be readable without anybody's byte: a read found the lock of a dead
-/// thread, and the engine declared everything invalid.
+/// To be called where the context may have become readable without anybody's byte. One byte too many, where its
+/// recorder was about to write it, does no harm.
 pub fn ensure(fd: c_int, engine: &Engine) {
     fence(Ordering::SeqCst);
     if engine.is_readable() && pending(fd) == 0 {
@@ -69,8 +69,15 @@ fn take(fd: c_int, mut count: usize) {
         // The offset -1 means the current position, as for a plain readv.
         // SAFETY: every part lies in the buffer, whose contents nobody looks at.
         let mut got = unsafe {
-            sys::call(libc::SYS_preadv2, fd as usize, parts.as_ptr() as usize, SEGMENTS, usize::MAX, usize::MAX,
-                      libc::RWF_NOWAIT as usize)
+            sys::call(
+                libc::SYS_preadv2,
+                fd as usize,
+                parts.as_ptr() as usize,
+                SEGMENTS,
+                usize::MAX,
+                usize::MAX,
+                libc::RWF_NOWAIT as usize,
+            )
         };
         if got == -(libc::EOPNOTSUPP as isize) {
             // Kernels before 6.5 know RWF_NOWAIT for files alone.

@@ -133,7 +133,12 @@ impl Slot {
                 Ok(_) => {
                     // SAFETY: the word admitted us, so the field was written.
                     let mapped = unsafe { (*self.mapped.get()).assume_init() };
-                    return Some(Ticket { slot: self, index, identity: self.identity(), mapped: Some(mapped) });
+                    return Some(Ticket {
+                        slot: self,
+                        index,
+                        identity: self.identity(),
+                        mapped: Some(mapped),
+                    });
                 }
                 Err(now) => word = now,
             }
@@ -275,11 +280,13 @@ fn claim() -> Result<(u16, &'static Slot), c_int> {
             return Err(libc::ENFILE);
         };
         let len = CHUNK * size_of::<Slot>();
-        let made = sys::mmap(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+        let made =
+            sys::mmap(len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
         if made < 0 {
             return Err(-made as c_int);
         }
-        if place.compare_exchange(null_mut(), made as *mut Slot, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        if place.compare_exchange(null_mut(), made as *mut Slot, Ordering::AcqRel, Ordering::Acquire).is_err()
+        {
             // SAFETY: nobody has seen this chunk.
             unsafe { sys::munmap(made as usize, len) };
         }
@@ -288,20 +295,26 @@ fn claim() -> Result<(u16, &'static Slot), c_int> {
 
 fn map(arena: &Owned, counter: &Owned) -> Result<Mapped, c_int> {
     // A smaller file would be a SIGBUS later.
-    let sizes = [sys::fstat(arena.get()), sys::fstat(counter.get())].map(|s| s.map_or(0, |s| s.st_size as usize));
+    let sizes =
+        [sys::fstat(arena.get()), sys::fstat(counter.get())].map(|s| s.map_or(0, |s| s.st_size as usize));
     if sizes[0] < ARENA_BYTES || sizes[1] < 4096 {
         return Err(libc::EPROTO);
     }
-    let arena = map_one(arena.get(), ARENA_BYTES)?;
-    let counter = match map_one(counter.get(), 4096) {
-        Ok(counter) => counter,
+    let counter = map_one(counter.get(), 4096, Fill::AsItComes)?;
+    // Under mlockall(MCL_FUTURE) a mapping is filled at once, and an arena is large and sparse. A locked mapping
+    // refuses MADV_COLD (madvise(2)), which otherwise does nothing to a page in use.
+    let locked = sys::madvise(counter, 4096, libc::MADV_COLD) == -(libc::EINVAL as isize);
+    let arena = match map_one(arena.get(), ARENA_BYTES, if locked { Fill::Never } else { Fill::AsItComes }) {
+        Ok(arena) => arena,
         Err(errno) => {
             // SAFETY: nobody has seen this mapping.
-            unsafe { sys::munmap(arena, ARENA_BYTES) };
+            unsafe { sys::munmap(counter, 4096) };
             return Err(errno);
         }
     };
-    if let (Some(base), Some(word)) = (NonNull::new(arena as *mut u8), NonNull::new(counter as *mut AtomicU64)) {
+    if let (Some(base), Some(word)) =
+        (NonNull::new(arena as *mut u8), NonNull::new(counter as *mut AtomicU64))
+    {
         // SAFETY: both are mapped writable, aligned to pages and of the sizes stated, until `tear_down`, which
         // runs when nobody is inside.
         if let Ok(engine) = unsafe { Engine::attach(base, ARENA_BYTES, word) } {
@@ -313,24 +326,34 @@ fn map(arena: &Owned, counter: &Owned) -> Result<Mapped, c_int> {
     Err(libc::EPROTO)
 }
 
+/// Whether a mapping may be filled at once where the process locks its future mappings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fill {
+    AsItComes,
+    Never,
+}
+
 /// Maps a shared file that forked children don't get and core files don't hold.
-fn map_one(fd: c_int, len: usize) -> Result<usize, c_int> {
-    // Inaccessible first: under mlockall(MCL_FUTURE) an accessible mapping would be filled at once, and an arena
-    // is large and sparse.
-    let at = sys::mmap(len, libc::PROT_NONE, libc::MAP_SHARED | libc::MAP_NORESERVE, fd);
+///
+/// As a rule without mprotect or munmap: those are trapped, and an event in a context whose regions span the
+/// place.
+fn map_one(fd: c_int, len: usize, fill: Fill) -> Result<usize, c_int> {
+    let accessible = libc::PROT_READ | libc::PROT_WRITE;
+    // What is inaccessible isn't filled.
+    let protection = if fill == Fill::Never { libc::PROT_NONE } else { accessible };
+    let at = sys::mmap(len, protection, libc::MAP_SHARED | libc::MAP_NORESERVE, fd);
     if at < 0 {
         return Err(-at as c_int);
     }
     let at = at as usize;
-    // SAFETY: a mapping that nobody else has seen.
-    let result = unsafe {
-        sys::call(libc::SYS_munlock, at, len, 0, 0, 0, 0);
-        let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-        match sys::madvise(at, len, libc::MADV_DONTFORK) {
-            0 => sys::call(libc::SYS_mprotect, at, len, protection, 0, 0, 0),
-            failed => failed,
-        }
-    };
+    let mut result = sys::madvise(at, len, libc::MADV_DONTFORK);
+    if result == 0 && fill == Fill::Never {
+        // SAFETY: a mapping that nobody else has seen.
+        result = unsafe {
+            sys::call(libc::SYS_munlock, at, len, 0, 0, 0, 0);
+            sys::call(libc::SYS_mprotect, at, len, accessible as usize, 0, 0, 0)
+        };
+    }
     if result < 0 {
         // SAFETY: as above.
         unsafe { sys::munmap(at, len) };

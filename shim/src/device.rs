@@ -5,11 +5,11 @@
 
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 
+use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{
     EXCHANGE_FEATURES, Event, MAX_RECORDS, REGISTER_REGION, Register, UNREGISTER_REGION,
 };
 use ummunotify_abi::wire::Op;
-use ummunotify_abi::PageRange;
 use ummunotify_engine::{Engine, Port, ReadError, Reason, RegisterError, UnregisterError};
 
 use crate::context::Ticket;
@@ -31,7 +31,9 @@ pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize
     let ticket = table::lookup(fd)?;
     let result = match request {
         EXCHANGE_FEATURES => exchange_features(&ticket, fd, argument),
-        REGISTER_REGION => memory::read::<Register>(argument).and_then(|region| register(&ticket, fd, &region)),
+        REGISTER_REGION => {
+            memory::read::<Register>(argument).and_then(|region| register(&ticket, fd, &region))
+        }
         UNREGISTER_REGION => memory::read::<u64>(argument).and_then(|cookie| unregister(&ticket, fd, cookie)),
         // What the VFS does for any file. FIONREAD isn't among it; that is the pipe's own.
         FIONBIO | FIOASYNC | FIONCLEX | FIOCLEX => return None,
@@ -63,9 +65,9 @@ fn register(ticket: &Ticket, fd: c_int, region: &Register) -> Result<(), c_int> 
         return remote(ticket, fd, Op::Register, [region.start, region.end, region.cookie, 0, 0, 0]);
     };
     engine.mark_used();
-    let host = ClientHost::new();
-    let result = engine.register(&host, PageRange::new(region.start, region.end), region.cookie);
-    after_lock(&host, fd, &engine);
+    let counter = engine.counter();
+    let result = engine.register(&ClientHost::new(), PageRange::new(region.start, region.end), region.cookie);
+    after_lock(counter, fd, &engine);
     result.map_err(|error| match error {
         RegisterError::CookieInUse => libc::EINVAL,
         RegisterError::NoMemory => libc::ENOMEM,
@@ -77,17 +79,19 @@ fn unregister(ticket: &Ticket, fd: c_int, cookie: u64) -> Result<(), c_int> {
     let Some(engine) = ticket.engine() else {
         return remote(ticket, fd, Op::Unregister, [cookie, 0, 0, 0, 0, 0]);
     };
-    let host = ClientHost::new();
-    let result = engine.unregister(&host, cookie);
-    after_lock(&host, fd, &engine);
+    let counter = engine.counter();
+    let result = engine.unregister(&ClientHost::new(), cookie);
+    after_lock(counter, fd, &engine);
     result.map_err(|error| match error {
         UnregisterError::UnknownCookie => libc::EINVAL,
         UnregisterError::Broken => libc::EIO,
     })
 }
 
-fn after_lock(host: &ClientHost, fd: c_int, engine: &Engine) {
-    if host.took_over() {
+/// The engine declares everything invalid by itself where it finds the lock left behind by a thread that died: an
+/// invalidation for which nobody writes a byte. `counter` is its value before.
+fn after_lock(counter: u64, fd: c_int, engine: &Engine) {
+    if engine.counter() != counter {
         bell::ensure(fd, engine);
     }
 }
@@ -135,7 +139,7 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
                 let ticket = table::lookup(fd)?;
                 match ticket.engine() {
                     // Nobody records any more: say once that nothing is known.
-                    Some(engine) if ticket.orphan() => engine.invalidate_all(Reason::SupervisorLost),
+                    Some(engine) if ticket.orphan() => engine.invalidate_all(Reason::Supervisor),
                     _ => return Some(-(libc::EIO as isize)),
                 }
             }
@@ -176,9 +180,9 @@ fn read_here(fd: c_int, engine: &Engine, room: usize, target: Target) -> Result<
         }
     }
     engine.mark_used();
-    let host = ClientHost::new();
-    let result = engine.read(&host, room, &mut Here { fd, target });
-    after_lock(&host, fd, engine);
+    let counter = engine.counter();
+    let result = engine.read(&ClientHost::new(), room, &mut Here { fd, target });
+    after_lock(counter, fd, engine);
     result.map_err(|error| match error {
         ReadError::NotReadable => libc::EAGAIN,
         ReadError::Port(errno) => errno,

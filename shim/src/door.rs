@@ -121,7 +121,15 @@ impl Connection {
         let mut ends = [-1 as c_int; 2];
         // SAFETY: room for two descriptors.
         let result = unsafe {
-            sys::call(libc::SYS_socketpair, libc::AF_UNIX as usize, SEQPACKET, 0, ends.as_mut_ptr() as usize, 0, 0)
+            sys::call(
+                libc::SYS_socketpair,
+                libc::AF_UNIX as usize,
+                SEQPACKET,
+                0,
+                ends.as_mut_ptr() as usize,
+                0,
+                0,
+            )
         };
         if result < 0 {
             return Err(-result as c_int);
@@ -132,14 +140,15 @@ impl Connection {
         Ok((ours, theirs.lifted()))
     }
 
-    /// Connects to the supervisor of that token.
+    /// Connects to the supervisor of that token, by a socket with a high number: a device descriptor will come.
     ///
     /// # Errors
     /// ECONNREFUSED if nobody listens; EPERM if it is another user's; else what the kernel says.
     pub fn to_supervisor(token: u64) -> Result<Self, c_int> {
         let mut name = [0; MAX_ADDRESS];
         let len = wire::supervisor_address(&mut name, token);
-        Self::connect(name.get(..len).unwrap_or_default())
+        let Self(socket) = Self::connect(name.get(..len).unwrap_or_default())?;
+        Ok(Self(socket.lifted()))
     }
 
     /// Connects to the supervisor of the context with that pipe inode.
@@ -168,14 +177,16 @@ impl Connection {
         }
         let len = size_of::<libc::sa_family_t>() + name.len();
         // SAFETY: `address` holds at least `len` bytes.
-        let result = unsafe { sys::call(libc::SYS_connect, fd as usize, &raw const address as usize, len, 0, 0, 0) };
+        let result =
+            unsafe { sys::call(libc::SYS_connect, fd as usize, &raw const address as usize, len, 0, 0, 0) };
         if result < 0 {
             return Err(-result as c_int);
         }
         let (_, user) = connection.peer()?;
         // SAFETY: no arguments.
-        let (real, effective) =
-            unsafe { (sys::call(libc::SYS_getuid, 0, 0, 0, 0, 0, 0), sys::call(libc::SYS_geteuid, 0, 0, 0, 0, 0, 0)) };
+        let (real, effective) = unsafe {
+            (sys::call(libc::SYS_getuid, 0, 0, 0, 0, 0, 0), sys::call(libc::SYS_geteuid, 0, 0, 0, 0, 0, 0))
+        };
         // Anybody can bind an abstract address first.
         if user != 0 && user != real as u32 && user != effective as u32 {
             return Err(libc::EPERM);
@@ -189,8 +200,15 @@ impl Connection {
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
         // SAFETY: room for a ucred, and its size.
         let result = unsafe {
-            sys::call(libc::SYS_getsockopt, self.0.get() as usize, libc::SOL_SOCKET as usize,
-                      libc::SO_PEERCRED as usize, &raw mut peer as usize, &raw mut len as usize, 0)
+            sys::call(
+                libc::SYS_getsockopt,
+                self.0.get() as usize,
+                libc::SOL_SOCKET as usize,
+                libc::SO_PEERCRED as usize,
+                &raw mut peer as usize,
+                &raw mut len as usize,
+                0,
+            )
         };
         if result < 0 { Err(-result as c_int) } else { Ok((peer.pid.cast_unsigned(), peer.uid)) }
     }
@@ -200,8 +218,15 @@ impl Connection {
         for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
             // SAFETY: a timeval and its size.
             unsafe {
-                sys::call(libc::SYS_setsockopt, self.0.get() as usize, libc::SOL_SOCKET as usize, option as usize,
-                          &raw const time as usize, size_of::<libc::timeval>(), 0);
+                sys::call(
+                    libc::SYS_setsockopt,
+                    self.0.get() as usize,
+                    libc::SOL_SOCKET as usize,
+                    option as usize,
+                    &raw const time as usize,
+                    size_of::<libc::timeval>(),
+                    0,
+                );
             }
         }
     }
@@ -218,8 +243,12 @@ impl Connection {
         fd: Option<c_int>,
         buffer: &mut Buffer<N>,
     ) -> Result<Answer, c_int> {
-        self.tell(op, args, fd)?;
-        self.receive(buffer)
+        match self.tell(op, args, fd) {
+            // It has closed its end, but may have said why.
+            Err(libc::EPIPE) => self.receive(buffer).and(Err(libc::ECONNRESET)),
+            Err(errno) => Err(errno),
+            Ok(()) => self.receive(buffer),
+        }
     }
 
     /// A request alone.
@@ -234,8 +263,7 @@ impl Connection {
 
     fn receive<const N: usize>(&self, buffer: &mut Buffer<N>) -> Result<Answer, c_int> {
         let mut control = Control::empty();
-        let mut part =
-            libc::iovec { iov_base: (&raw mut *buffer).cast(), iov_len: size_of::<Buffer<N>>() };
+        let mut part = libc::iovec { iov_base: (&raw mut *buffer).cast(), iov_len: size_of::<Buffer<N>>() };
         // SAFETY: zero is a valid value of every field.
         let mut message: libc::msghdr = unsafe { zeroed() };
         message.msg_iov = &raw mut part;
@@ -244,8 +272,15 @@ impl Connection {
         message.msg_controllen = size_of::<Control>();
         // SAFETY: the message describes memory of ours.
         let got = unsafe {
-            sys::call(libc::SYS_recvmsg, self.0.get() as usize, &raw mut message as usize,
-                      libc::MSG_CMSG_CLOEXEC as usize, 0, 0, 0)
+            sys::call(
+                libc::SYS_recvmsg,
+                self.0.get() as usize,
+                &raw mut message as usize,
+                libc::MSG_CMSG_CLOEXEC as usize,
+                0,
+                0,
+                0,
+            )
         };
         if got < 0 {
             return Err(-got as c_int);
@@ -303,7 +338,15 @@ pub fn send(socket: c_int, bytes: *const c_void, len: usize, fd: Option<c_int>) 
     }
     // SAFETY: the message describes memory that is ours or, for `bytes`, the caller's.
     let result = unsafe {
-        sys::call(libc::SYS_sendmsg, socket as usize, &raw const message as usize, libc::MSG_NOSIGNAL as usize, 0, 0, 0)
+        sys::call(
+            libc::SYS_sendmsg,
+            socket as usize,
+            &raw const message as usize,
+            libc::MSG_NOSIGNAL as usize,
+            0,
+            0,
+            0,
+        )
     };
     if result < 0 { Err(-result as c_int) } else { Ok(()) }
 }

@@ -24,8 +24,15 @@ pub fn install(program: &[u8]) -> Result<Owned, c_int> {
     let install = |flags: usize| {
         // SAFETY: a program of the length stated.
         unsafe {
-            sys::call(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER as usize, flags,
-                      &raw const program as usize, 0, 0, 0)
+            sys::call(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER as usize,
+                flags,
+                &raw const program as usize,
+                0,
+                0,
+                0,
+            )
         }
     };
     let best = || match install(flags | WAIT_KILLABLE_RECV) {

@@ -81,10 +81,10 @@ pub unsafe extern "C" fn readv(fd: c_int, parts: *const libc::iovec, count: c_in
         return result;
     }
     next!(c"readv" as fn(c_int, *const libc::iovec, c_int) -> isize; (fd, parts, count);
-        // SAFETY: the application's own arguments.
-        sys::libc_result(unsafe {
-            sys::call(libc::SYS_readv, fd as usize, parts as usize, count as usize, 0, 0, 0)
-        }))
+    // SAFETY: the application's own arguments.
+    sys::libc_result(unsafe {
+        sys::call(libc::SYS_readv, fd as usize, parts as usize, count as usize, 0, 0, 0)
+    }))
 }
 
 macro_rules! pread_hooks {

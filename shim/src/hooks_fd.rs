@@ -116,10 +116,10 @@ fcntl_hooks! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(socket: c_int, message: *mut libc::msghdr, flags: c_int) -> isize {
     let result = next!(c"recvmsg" as fn(c_int, *mut libc::msghdr, c_int) -> isize; (socket, message, flags);
-        // SAFETY: the application's own arguments.
-        sys::libc_result(unsafe {
-            sys::call(libc::SYS_recvmsg, socket as usize, message as usize, flags as usize, 0, 0, 0)
-        }));
+    // SAFETY: the application's own arguments.
+    sys::libc_result(unsafe {
+        sys::call(libc::SYS_recvmsg, socket as usize, message as usize, flags as usize, 0, 0, 0)
+    }));
     if result >= 0 {
         // SAFETY: the kernel has just filled the message.
         unsafe { received(&*message) };

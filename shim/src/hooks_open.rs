@@ -13,7 +13,7 @@ use crate::{activate, next, path, sys};
 ///
 /// # Safety
 /// `path` is what the application passed.
-pub unsafe fn open(path: *const c_char, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
+pub unsafe fn open_or_emulate(path: *const c_char, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
     if flags & libc::O_CREAT != 0 && !is_emulated_creation(path) {
         return real();
     }
@@ -94,7 +94,7 @@ macro_rules! open_hooks {
             let real = || next!($name as fn(*const c_char, c_int; c_uint) -> c_int; (path, flags), (mode);
                 openat_raw(libc::AT_FDCWD, path, flags | $extra, mode));
             // SAFETY: the application's own path.
-            unsafe { open(path, flags, real) }
+            unsafe { open_or_emulate(path, flags, real) }
         }
     )*};
 }
@@ -112,7 +112,7 @@ macro_rules! openat_hooks {
             let real = || next!($name as fn(c_int, *const c_char, c_int; c_uint) -> c_int;
                 (directory, path, flags), (mode); openat_raw(directory, path, flags | $extra, mode));
             // SAFETY: the application's own path.
-            unsafe { open(path, flags, real) }
+            unsafe { open_or_emulate(path, flags, real) }
         }
     )*};
 }
@@ -134,7 +134,7 @@ macro_rules! fortified_open_hooks {
                 return real();
             }
             // SAFETY: the application's own path.
-            unsafe { open(path, flags, real) }
+            unsafe { open_or_emulate(path, flags, real) }
         }
     )*};
 }
@@ -155,7 +155,7 @@ macro_rules! fortified_openat_hooks {
                 return real();
             }
             // SAFETY: the application's own path.
-            unsafe { open(path, flags, real) }
+            unsafe { open_or_emulate(path, flags, real) }
         }
     )*};
 }

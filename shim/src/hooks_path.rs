@@ -19,7 +19,10 @@ const MODE: u32 = libc::S_IFCHR | 0o666;
 /// The kernel has just read the path, if `result` is a failure with ENOENT.
 unsafe fn is_missing_device(result: c_int, path: *const c_char) -> bool {
     // SAFETY: ENOENT is the answer to a path that was read (or, with AT_EMPTY_PATH, to an empty one).
-    result < 0 && sys::errno() == libc::ENOENT && unsafe { path::is_device(path) } && backend() != Backend::Kmod
+    result < 0
+        && sys::errno() == libc::ENOENT
+        && unsafe { path::is_device(path) }
+        && backend() != Backend::Kmod
 }
 
 /// What stat shows.
@@ -29,8 +32,15 @@ fn node() -> libc::stat {
     // The directory lends its device and times.
     // SAFETY: a terminated path and room for the result.
     unsafe {
-        sys::call(libc::SYS_newfstatat, libc::AT_FDCWD as usize, c"/dev".as_ptr() as usize,
-                  &raw mut stat as usize, 0, 0, 0);
+        sys::call(
+            libc::SYS_newfstatat,
+            libc::AT_FDCWD as usize,
+            c"/dev".as_ptr() as usize,
+            &raw mut stat as usize,
+            0,
+            0,
+            0,
+        );
     }
     stat.st_ino = u64::from(MAJOR << 8 | MINOR);
     stat.st_mode = MODE;
@@ -246,7 +256,12 @@ access_hooks! {
 
 /// faccessat(2).
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn faccessat(directory: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+pub unsafe extern "C" fn faccessat(
+    directory: c_int,
+    path: *const c_char,
+    mode: c_int,
+    flags: c_int,
+) -> c_int {
     let before = sys::errno();
     let result = next!(c"faccessat" as fn(c_int, *const c_char, c_int, c_int) -> c_int; (directory, path, mode, flags);
         raw_access(directory, path, mode));

@@ -15,9 +15,23 @@ static HOOKED: [u64; NUMBERS / 64] = bits();
 
 const fn bits() -> [u64; NUMBERS / 64] {
     let calls = [
-        libc::SYS_open, libc::SYS_openat, libc::SYS_openat2, libc::SYS_ioctl, libc::SYS_read, libc::SYS_readv,
-        libc::SYS_pread64, libc::SYS_preadv, libc::SYS_preadv2, libc::SYS_mmap, libc::SYS_close,
-        libc::SYS_close_range, libc::SYS_dup, libc::SYS_dup2, libc::SYS_dup3, libc::SYS_fcntl, libc::SYS_recvmsg,
+        libc::SYS_open,
+        libc::SYS_openat,
+        libc::SYS_openat2,
+        libc::SYS_ioctl,
+        libc::SYS_read,
+        libc::SYS_readv,
+        libc::SYS_pread64,
+        libc::SYS_preadv,
+        libc::SYS_preadv2,
+        libc::SYS_mmap,
+        libc::SYS_close,
+        libc::SYS_close_range,
+        libc::SYS_dup,
+        libc::SYS_dup2,
+        libc::SYS_dup3,
+        libc::SYS_fcntl,
+        libc::SYS_recvmsg,
         libc::SYS_recvmmsg,
     ];
     let mut bits = [0; NUMBERS / 64];
@@ -34,7 +48,13 @@ const fn bits() -> [u64; NUMBERS / 64] {
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
-    number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long,
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
 ) -> c_long {
     core::arch::naked_asm!(
         "endbr64",
@@ -71,7 +91,13 @@ extern "C" fn failed(result: c_long) -> c_long {
 
 /// The hooks return what syscall(3) returns: a value, or -1 and errno.
 unsafe extern "C" fn hooked(
-    number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long,
+    number: c_long,
+    a: c_long,
+    b: c_long,
+    c: c_long,
+    d: c_long,
+    e: c_long,
+    f: c_long,
 ) -> c_long {
     let fd = a as c_int;
     // SAFETY: the application's own arguments, as it would have passed them to the function.
@@ -91,20 +117,28 @@ unsafe extern "C" fn hooked(
                 hooks_device::preadv64v2(fd, b as *const libc::iovec, c as c_int, d, f as c_int) as c_long
             }
             libc::SYS_mmap => {
-                hooks_device::mmap64(a as *mut c_void, b as usize, c as c_int, d as c_int, e as c_int, f) as c_long
+                hooks_device::mmap64(a as *mut c_void, b as usize, c as c_int, d as c_int, e as c_int, f)
+                    as c_long
             }
             libc::SYS_close => c_long::from(hooks_fd::close(fd)),
-            libc::SYS_close_range => c_long::from(hooks_fd::close_range(a as c_uint, b as c_uint, c as c_int)),
+            libc::SYS_close_range => {
+                c_long::from(hooks_fd::close_range(a as c_uint, b as c_uint, c as c_int))
+            }
             libc::SYS_dup => c_long::from(hooks_fd::dup(fd)),
             libc::SYS_dup2 => c_long::from(hooks_fd::dup2(fd, b as c_int)),
             libc::SYS_dup3 => c_long::from(hooks_fd::dup3(fd, b as c_int, c as c_int)),
             libc::SYS_fcntl => c_long::from(hooks_fd::fcntl64(fd, b as c_int, c as *mut c_void)),
             libc::SYS_recvmsg => hooks_fd::recvmsg(fd, b as *mut libc::msghdr, c as c_int) as c_long,
             libc::SYS_recvmmsg => c_long::from(hooks_fd::recvmmsg(
-                fd, b as *mut libc::mmsghdr, c as c_uint, d as c_int, e as *mut libc::timespec,
+                fd,
+                b as *mut libc::mmsghdr,
+                c as c_uint,
+                d as c_int,
+                e as *mut libc::timespec,
             )),
-            _ => failed(sys::call(number, a as usize, b as usize, c as usize, d as usize, e as usize, f as usize)
-                as c_long),
+            _ => failed(sys::call(
+                number, a as usize, b as usize, c as usize, d as usize, e as usize, f as usize,
+            ) as c_long),
         }
     }
 }
@@ -121,7 +155,7 @@ unsafe fn openat2(directory: c_int, path: c_long, how: c_long, size: c_long) -> 
     // The first field is the flags. A bad pointer is for the kernel to refuse.
     match crate::memory::read::<u64>(how as *const c_void) {
         // SAFETY: the application's own path.
-        Ok(flags) => unsafe { hooks_open::open(path as *const c_char, flags as c_int, real) },
+        Ok(flags) => unsafe { hooks_open::open_or_emulate(path as *const c_char, flags as c_int, real) },
         Err(_) => real(),
     }
 }

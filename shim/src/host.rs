@@ -1,6 +1,5 @@
 //! What the engine needs of a client thread.
 
-use core::cell::Cell;
 use core::sync::atomic::AtomicU32;
 
 use ummunotify_abi::wire::SUPERVISOR_LOCK_ID;
@@ -11,20 +10,13 @@ use crate::sys;
 /// The calling thread.
 pub struct ClientHost {
     id: u32,
-    /// A thread was proven dead, so the engine may have taken its lock over.
-    took_over: Cell<bool>,
 }
 
 impl ClientHost {
     /// The calling thread. Its id is asked for each time: a vfork child and a raw clone have their creator's
     /// thread-local storage.
     pub fn new() -> Self {
-        Self { id: sys::gettid(), took_over: Cell::new(false) }
-    }
-
-    /// Whether everything may have become invalid by our own doing.
-    pub fn took_over(&self) -> bool {
-        self.took_over.get()
+        Self { id: sys::gettid() }
     }
 }
 
@@ -43,10 +35,6 @@ impl Host for ClientHost {
 
     fn gone(&self, id: u32) -> bool {
         // A supervisor's thread can be of a pid namespace that we don't see.
-        let gone = id & SUPERVISOR_LOCK_ID == 0 && sys::no_such_task(id);
-        if gone {
-            self.took_over.set(true);
-        }
-        gone
+        id & SUPERVISOR_LOCK_ID == 0 && sys::no_such_task(id)
     }
 }

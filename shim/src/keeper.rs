@@ -53,7 +53,11 @@ pub struct Launch {
 ///
 /// # Safety
 /// `launch` holds valid pointers and two stacks that nobody else uses.
-pub unsafe fn start(launch: &mut Launch, socket: Owned, launcher_stack_top: *mut c_void) -> Result<(), c_int> {
+pub unsafe fn start(
+    launch: &mut Launch,
+    socket: Owned,
+    launcher_stack_top: *mut c_void,
+) -> Result<(), c_int> {
     launch.socket = socket.get();
     launch.result = -(libc::EAGAIN as isize);
     let argument = (&raw mut *launch).cast();
@@ -91,7 +95,15 @@ fn keeper(launch: &Launch) -> ! {
     let pid = unsafe {
         sys::call(libc::SYS_setsid, 0, 0, 0, 0, 0, 0);
         sys::call(libc::SYS_chdir, c"/".as_ptr() as usize, 0, 0, 0, 0, 0);
-        sys::call(libc::SYS_prctl, libc::PR_SET_NAME as usize, c"ummunotify-keep".as_ptr() as usize, 0, 0, 0, 0);
+        sys::call(
+            libc::SYS_prctl,
+            libc::PR_SET_NAME as usize,
+            c"ummunotify-keep".as_ptr() as usize,
+            0,
+            0,
+            0,
+            0,
+        );
         let argument = (&raw const *launch).cast_mut().cast();
         sys::vfork_on(launch.stack_top, 0, libc::SIGCHLD, supervisor, argument)
     };
@@ -114,8 +126,15 @@ unsafe extern "C" fn supervisor(argument: *mut c_void) -> ! {
     reset_signals();
     // SAFETY: the client prepared terminated strings and arrays.
     let failed = unsafe {
-        sys::call(libc::SYS_execve, launch.program as usize, launch.arguments as usize,
-                  launch.environment as usize, 0, 0, 0)
+        sys::call(
+            libc::SYS_execve,
+            launch.program as usize,
+            launch.arguments as usize,
+            launch.environment as usize,
+            0,
+            0,
+            0,
+        )
     };
     report(SUPERVISE_FD, failed);
     sys::exit_process(127)
@@ -175,7 +194,8 @@ fn reset_signals() {
 
 /// Tells the client why there is no supervisor.
 fn report(socket: c_int, failed: isize) {
-    let reply = Reply { magic: wire::MAGIC, version: wire::WIRE_VERSION, result: failed as i64, args: [0; 6] };
+    let reply =
+        Reply { magic: wire::MAGIC, version: wire::WIRE_VERSION, result: failed as i64, args: [0; 6] };
     // Nobody is left to tell if that fails; the client sees the socket's end.
     let _ = door::send(socket, (&raw const reply).cast(), size_of::<Reply>(), None);
 }
@@ -274,4 +294,3 @@ global_asm!(
 );
 
 const _: () = assert!(libc::SYS_munmap == 11 && libc::SYS_wait4 == 61 && libc::SYS_exit_group == 231);
-

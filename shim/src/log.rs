@@ -84,6 +84,7 @@ fn name(errno: c_int) -> Option<&'static str> {
         libc::EMFILE => "EMFILE",
         libc::ENFILE => "ENFILE",
         libc::ENOEXEC => "ENOEXEC",
+        libc::EPIPE => "EPIPE",
         libc::ENOSYS => "ENOSYS",
         libc::EPROTO => "EPROTO",
         libc::EPROTONOSUPPORT => "EPROTONOSUPPORT",

@@ -38,7 +38,10 @@ impl Target {
         let mut sum = 0usize;
         for i in 0..count {
             let segment: libc::iovec = read(vector.wrapping_add(i).cast())?;
-            sum = sum.checked_add(segment.iov_len).filter(|&sum| sum <= isize::MAX as usize).ok_or(libc::EINVAL)?;
+            sum = sum
+                .checked_add(segment.iov_len)
+                .filter(|&sum| sum <= isize::MAX as usize)
+                .ok_or(libc::EINVAL)?;
         }
         Ok(sum)
     }
@@ -61,8 +64,15 @@ impl Target {
         };
         // SAFETY: the source is the slice; the kernel checks the target.
         let done = unsafe {
-            sys::call(libc::SYS_process_vm_writev, sys::gettid() as usize, &raw const local as usize, 1,
-                      vector as usize, count, 0)
+            sys::call(
+                libc::SYS_process_vm_writev,
+                sys::gettid() as usize,
+                &raw const local as usize,
+                1,
+                vector as usize,
+                count,
+                0,
+            )
         };
         if is_forbidden(done) {
             return self.fill_by_pipe(local.iov_base, len, vector, count);
@@ -70,12 +80,19 @@ impl Target {
         if done == len as isize { Ok(()) } else { Err(libc::EFAULT) }
     }
 
-    fn fill_by_pipe(self, from: *mut c_void, len: usize, vector: *const libc::iovec, count: usize) -> Result<(), c_int> {
+    fn fill_by_pipe(
+        self,
+        from: *mut c_void,
+        len: usize,
+        vector: *const libc::iovec,
+        count: usize,
+    ) -> Result<(), c_int> {
         let (reader, writer) = pipe()?;
         // SAFETY: the source is the slice of the caller, the kernel checks the target. A fresh pipe takes 64 KiB
         // without blocking; records are at most a page.
         let done = unsafe {
-            if sys::call(libc::SYS_write, writer.get() as usize, from as usize, len, 0, 0, 0) != len as isize {
+            if sys::call(libc::SYS_write, writer.get() as usize, from as usize, len, 0, 0, 0) != len as isize
+            {
                 return Err(libc::ENOMEM);
             }
             sys::call(libc::SYS_readv, reader.get() as usize, vector as usize, count, 0, 0, 0)
@@ -95,8 +112,15 @@ pub fn read<T: Copy>(from: *const c_void) -> Result<T, c_int> {
     let remote = libc::iovec { iov_base: from.cast_mut(), iov_len: len };
     // SAFETY: the target is ours; the kernel checks the source.
     let mut done = unsafe {
-        sys::call(libc::SYS_process_vm_readv, sys::gettid() as usize, &raw const local as usize, 1,
-                  &raw const remote as usize, 1, 0)
+        sys::call(
+            libc::SYS_process_vm_readv,
+            sys::gettid() as usize,
+            &raw const local as usize,
+            1,
+            &raw const remote as usize,
+            1,
+            0,
+        )
     };
     if is_forbidden(done) {
         let (reader, writer) = pipe()?;

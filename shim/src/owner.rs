@@ -34,7 +34,8 @@ pub fn ensure() -> Result<&'static Page, c_int> {
     if let Some(page) = page() {
         return Ok(page);
     }
-    let made = sys::mmap(4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+    let made =
+        sys::mmap(4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
     if made < 0 {
         return Err(-made as c_int);
     }

@@ -52,7 +52,15 @@ impl Path {
     fn is_executable(&self) -> bool {
         // SAFETY: a terminated path.
         let result = unsafe {
-            sys::call(libc::SYS_faccessat, libc::AT_FDCWD as usize, self.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0)
+            sys::call(
+                libc::SYS_faccessat,
+                libc::AT_FDCWD as usize,
+                self.as_ptr() as usize,
+                libc::X_OK as usize,
+                0,
+                0,
+                0,
+            )
         };
         self.len != 0 && result == 0
     }
@@ -94,7 +102,9 @@ pub fn find(path: &mut Path, maps: &mut [u8]) -> Result<(), c_int> {
         }
     }
     log::error(&[
-        Part::Text("can't open /dev/ummunotify: no program ummunotify beside the library or in ../bin of its directory "),
+        Part::Text(
+            "can't open /dev/ummunotify: no program ummunotify beside the library or in ../bin of its directory ",
+        ),
         Part::Bytes(directory),
         Part::Text("; put it there or set "),
         Part::Text(config::ENV_BINARY),
@@ -105,7 +115,7 @@ pub fn find(path: &mut Path, maps: &mut [u8]) -> Result<(), c_int> {
 
 /// Reads our own path out of the mapping table.
 fn find_library(path: &mut Path, maps: &mut [u8]) {
-    let address = (&raw const NAME) as usize;
+    let address = find_library as *const () as usize;
     let table = sys::open(b"/proc/self/maps\0", libc::O_RDONLY | libc::O_CLOEXEC);
     if table < 0 {
         return;

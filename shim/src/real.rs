@@ -63,7 +63,8 @@ impl Next {
         if found.is_null() {
             // dlsym finds default versions only; __xstat and its kin have none since glibc 2.33.
             // SAFETY: as above.
-            found = unsafe { ummunotify_dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), c"GLIBC_2.2.5".as_ptr()) };
+            found =
+                unsafe { ummunotify_dlvsym(libc::RTLD_NEXT, self.name.as_ptr(), c"GLIBC_2.2.5".as_ptr()) };
         }
         // Another thread may have come in between: then its own mark goes too early, and at worst it asks once
         // more.

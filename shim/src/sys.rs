@@ -113,7 +113,9 @@ pub fn read(fd: c_int, buffer: &mut [u8]) -> isize {
 pub fn open(path: &[u8], flags: c_int) -> isize {
     debug_assert!(path.last() == Some(&0));
     // SAFETY: the path is terminated.
-    unsafe { call(libc::SYS_openat, libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0) }
+    unsafe {
+        call(libc::SYS_openat, libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0)
+    }
 }
 
 /// Sleeps while `*word == seen`, at most `nanoseconds`.
@@ -121,8 +123,15 @@ pub fn futex_wait(word: *const u32, seen: u32, nanoseconds: i64) {
     let timeout = libc::timespec { tv_sec: 0, tv_nsec: nanoseconds };
     // SAFETY: the kernel reads the word and answers EFAULT if it can't. Not FUTEX_PRIVATE: arenas are shared.
     unsafe {
-        call(libc::SYS_futex, word as usize, libc::FUTEX_WAIT as usize, seen as usize,
-             &raw const timeout as usize, 0, 0);
+        call(
+            libc::SYS_futex,
+            word as usize,
+            libc::FUTEX_WAIT as usize,
+            seen as usize,
+            &raw const timeout as usize,
+            0,
+            0,
+        );
     }
 }
 
@@ -152,8 +161,15 @@ impl SignalsBlocked {
         let all = u64::MAX;
         // SAFETY: both pointers are to 8 bytes, the size that is passed.
         unsafe {
-            call(libc::SYS_rt_sigprocmask, libc::SIG_BLOCK as usize, &raw const all as usize,
-                 &raw mut before as usize, 8, 0, 0);
+            call(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_BLOCK as usize,
+                &raw const all as usize,
+                &raw mut before as usize,
+                8,
+                0,
+                0,
+            );
         }
         Self { before }
     }
@@ -163,7 +179,15 @@ impl Drop for SignalsBlocked {
     fn drop(&mut self) {
         // SAFETY: as in `new`.
         unsafe {
-            call(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK as usize, &raw const self.before as usize, 0, 8, 0, 0);
+            call(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_SETMASK as usize,
+                &raw const self.before as usize,
+                0,
+                8,
+                0,
+                0,
+            );
         }
     }
 }

@@ -1,5 +1,213 @@
-//! The host.
+//! `ummunotify doctor`: what this host allows, layer by layer, and what is lost.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use ummunotify::backend::{Backend as _, Kmod};
+use ummunotify::coverage::{GAPS, ROWS, Sight};
+use ummunotify::shimfile::{self, Origin};
+
 use super::Failure;
+use super::probe::host::{self, Uffd};
+use super::probe::{Answer, notify};
+use super::run::own_path;
+
+/// Column at which the answers begin.
+const ANSWERS: usize = 58;
+
+/// Prints the report; 0 if `ummunotify run` works here, else 1.
 pub(super) fn main() -> Result<i32, Failure> {
-    Ok(1)
+    let mut report = Report { out: io::stdout().lock(), missing: Vec::new() };
+    report.line(
+        "Each line was tried just now, in a process of its own; `since` is the kernel that brought it.\n",
+    )?;
+    let module = report.module()?;
+    report.notify_layer()?;
+    report.supervisor()?;
+    report.library()?;
+    report.other_layers()?;
+    report.losses()?;
+    Ok(report.verdict(module)?)
+}
+
+/// What is printed, and what it comes to.
+struct Report<W> {
+    out: W,
+    /// Things that the emulator can't do without and that this host refuses.
+    missing: Vec<&'static str>,
+}
+
+impl<W: Write> Report<W> {
+    fn line(&mut self, text: impl fmt::Display) -> io::Result<()> {
+        writeln!(self.out, "{text}")
+    }
+
+    fn probe(&mut self, what: &str, answer: impl fmt::Display) -> io::Result<()> {
+        writeln!(self.out, "  {what:<ANSWERS$}{answer}")
+    }
+
+    /// A probe that the emulator depends on.
+    fn needed(&mut self, what: &'static str, answer: Answer) -> io::Result<()> {
+        if !answer.works() {
+            self.missing.push(what);
+        }
+        self.probe(what, answer)
+    }
+
+    fn module(&mut self) -> io::Result<bool> {
+        self.line("kmod: the kernel module, complete and cheapest; `run` prefers it where it is loaded")?;
+        let answer = Kmod.check();
+        match &answer {
+            Ok(()) => self.probe("/dev/ummunotify answers", "yes")?,
+            Err(obstacle) => {
+                self.probe("/dev/ummunotify answers", format_args!("no: {:?}", obstacle.answer))?
+            }
+        }
+        Ok(answer.is_ok())
+    }
+
+    fn notify_layer(&mut self) -> io::Result<()> {
+        self.line("\nnotify: seccomp user notification, the layer that this version traps with")?;
+        self.needed("listener (since 5.0)", notify::listener())?;
+        self.needed("let a call go on after a look, CONTINUE (since 5.5)", notify::continues())?;
+        self.needed("all threads at once, TSYNC with a listener (since 5.7)", notify::all_threads())?;
+        self.probe("descriptor injection, ADDFD (since 5.9)", notify::inject())?;
+        self.probe("the same and the answer at once, ADDFD SEND (since 5.14)", notify::inject_and_answer())?;
+        let killable = notify::wait_killable();
+        self.probe("signals wait for the answer, WAIT_KILLABLE (since 6.0)", killable)?;
+        if !killable.works() {
+            self.line(
+                "    without it a signal may end a trapped munmap with EINTR, or have it trapped twice",
+            )?;
+        }
+        Ok(())
+    }
+
+    fn supervisor(&mut self) -> io::Result<()> {
+        self.line("\nsupervisor: a process that looks at the client that it serves")?;
+        let scope = host::yama_scope();
+        let scope = scope.map_or_else(|| "no Yama here".to_owned(), |n| n.to_string());
+        self.probe("Yama's ptrace_scope", scope)?;
+        self.probe("read the memory of a process beside it", host::read_memory(false))?;
+        self.needed("the same when that one has named it, PR_SET_PTRACER", host::read_memory(true))?;
+        self.needed("read the mapping table of such a process", host::read_mappings())
+    }
+
+    fn library(&mut self) -> io::Result<()> {
+        self.line("\nlibrary: what is preloaded into the client")?;
+        let found = own_path()
+            .map_err(|e| format!("{e:#}"))
+            .and_then(|binary| shimfile::find(&binary).map_err(|e| e.to_string()));
+        match found {
+            Ok(shim) => {
+                let note = match shim.origin {
+                    Origin::Installed if shim.is_embedded() => "beside this program",
+                    Origin::Installed => "beside this program, of another build than the one built in",
+                    Origin::Cached => "written from this program",
+                };
+                self.line(format_args!("  {} ({note})", shim.path.display()))
+            }
+            Err(error) => {
+                self.missing.push("the preloadable library");
+                self.line(format_args!("  {error}"))
+            }
+        }
+    }
+
+    fn other_layers(&mut self) -> io::Result<()> {
+        self.line("\nfault: userfaultfd; no layer of this version uses it")?;
+        for (name, way) in [
+            ("the plain call", Uffd::Plain),
+            ("user mode only", Uffd::UserModeOnly),
+            ("/dev/userfaultfd", Uffd::Device),
+        ] {
+            let answer = host::userfaultfd(way);
+            self.probe(&format!("{name}: unmap, remove and remap events"), answer)?;
+            if answer.works() {
+                self.probe(
+                    &format!("{name}: files too, WP_ASYNC (since 6.7)"),
+                    host::userfaultfd_wp_async(way),
+                )?;
+                self.probe(&format!("{name}: fork events"), host::userfaultfd_fork(way))?;
+            }
+        }
+        self.line("\ntrace: ptrace; no layer of this version uses it")?;
+        self.probe("seize a child", host::ptrace())?;
+        self.line("\nio_uring: its rings change memory without a system call that seccomp sees")?;
+        let rings = host::io_uring();
+        self.probe("io_uring_setup", rings)?;
+        self.line(if rings.works() {
+            "    so a program that uses MADVISE or truncates through a ring goes unseen"
+        } else {
+            "    so this gap is closed here"
+        })
+    }
+
+    fn losses(&mut self) -> io::Result<()> {
+        self.line("\nReported wider or more often than the kernel module would (never less):")?;
+        for row in ROWS.iter().filter(|r| r.notify == Sight::Covered) {
+            self.line(format_args!("  {}\n      {}", row.operation, row.note))?;
+        }
+        self.line("\nNot seen by the emulator:")?;
+        for row in ROWS.iter().filter(|r| r.notify == Sight::Unseen) {
+            self.line(format_args!("  {}\n      {}", row.operation, row.note))?;
+        }
+        for gap in GAPS {
+            self.line(format_args!("  {}\n      {}", gap.what, gap.note))?;
+        }
+        self.line("\nBeyond system calls (only the kernel module sees these):")?;
+        for row in ROWS.iter().filter(|r| r.notify == Sight::Beyond) {
+            self.line(format_args!("  {}\n      {}", row.operation, row.note))?;
+        }
+        Ok(())
+    }
+
+    fn verdict(&mut self, module: bool) -> io::Result<i32> {
+        let missing = self.missing.join("; ");
+        match (module, self.missing.is_empty()) {
+            (true, true) => self.line("\n`ummunotify run` works here: with the kernel module; the emulator works too."),
+            (true, false) => self.line(format_args!(
+                "\n`ummunotify run` works here: with the kernel module. The emulator doesn't; missing: {missing}."
+            )),
+            (false, true) => self.line("\n`ummunotify run` works here: with the emulator, layer notify."),
+            (false, false) => self.line(format_args!(
+                "\n`ummunotify run` doesn't work here. Missing: {missing}.\nWhere the kernel said no, a container's \
+                 seccomp profile or an old kernel is the usual\nreason; the kernel module (kmod-compat) is the \
+                 other way."
+            )),
+        }?;
+        self.out.flush()?;
+        Ok(i32::from(!module && !self.missing.is_empty()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(missing: Vec<&'static str>) -> Report<Vec<u8>> {
+        Report { out: Vec::new(), missing }
+    }
+
+    #[test]
+    fn the_exit_code_says_whether_the_default_works() {
+        assert_eq!(report(vec![]).verdict(false).unwrap(), 0);
+        assert_eq!(report(vec!["listener"]).verdict(true).unwrap(), 0);
+        let mut bad = report(vec!["listener"]);
+        assert_eq!(bad.verdict(false).unwrap(), 1);
+        assert!(String::from_utf8(bad.out).unwrap().contains("Missing: listener"));
+    }
+
+    #[test]
+    fn every_gap_is_named() {
+        let mut r = report(vec![]);
+        r.losses().unwrap();
+        let text = String::from_utf8(r.out).unwrap();
+        for row in ROWS.iter().filter(|r| r.notify != Sight::Exact) {
+            assert!(text.contains(row.operation) && text.contains(row.note), "{}", row.key);
+        }
+        for gap in GAPS {
+            assert!(text.contains(gap.what), "{}", gap.key);
+        }
+    }
 }

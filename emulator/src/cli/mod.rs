@@ -26,7 +26,7 @@ Examples:
   ummunotify run --stats -- mpirun -n 1 ./app
   ummunotify run --log debug --log-file /tmp/u.log -- ./client
 
-A client opens /dev/ummunotify, registers address ranges, and learns from a counter in its own memory, before
+A client opens /dev/ummunotify, registers address ranges, and learns from a counter in its own memory, before \
 munmap returns, that one of them became stale. See README.md for a C client of twenty lines.";
 
 /// The /dev/ummunotify device in user space: tells a program which of its registered memory was unmapped.
@@ -48,15 +48,15 @@ enum Command {
 }
 
 const RUN_HELP: &str = "\
-The program runs in this process: its pid, terminal, signals and exit code are its own. Until it opens the device
+The program runs in this process: its pid, terminal, signals and exit code are its own. Until it opens the device \
 it pays nothing.
 
-Exit code: the program's own; 127 if there is no such program, 126 if it can't be executed, 125 if the emulator
+Exit code: the program's own; 127 if there is no such program, 126 if it can't be executed, 125 if the emulator \
 can't work here, 2 for bad use.";
 
 /// Options of `run`.
-#[derive(Args, Debug)]
-#[command(after_help = RUN_HELP)]
+#[derive(Args, Debug, Default)]
+#[command(after_help = RUN_HELP, override_usage = "ummunotify run [OPTIONS] [--] COMMAND [ARGUMENTS]...")]
 struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
     #[arg(long, value_name = "BACKEND")]

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use ummunotify_engine::Host;
+use ummunotify_sys::process;
 
 use super::space::Space;
 use super::task;
@@ -30,7 +31,7 @@ impl SupervisorHost {
 
 impl Host for SupervisorHost {
     fn id(&self) -> u32 {
-        ummunotify_sys::process::gettid() | SUPERVISOR_ID
+        process::gettid() | SUPERVISOR_ID
     }
 
     fn wait(&self, word: &AtomicU32, seen: u32) {
@@ -43,11 +44,11 @@ impl Host for SupervisorHost {
 
     fn gone(&self, id: u32) -> bool {
         if id & SUPERVISOR_ID != 0 {
-            return !task::has_thread(std::process::id(), id & !SUPERVISOR_ID);
+            return !process::has_thread(std::process::id(), id & !SUPERVISOR_ID);
         }
         // After the process's end or its execve no client thread that held the lock is left.
         self.space.is_gone()
             || !self.space.process_alive()
-            || self.same_namespace && !task::has_thread(self.space.pid, id)
+            || self.same_namespace && !process::has_thread(self.space.pid, id)
     }
 }

@@ -13,6 +13,7 @@
 
 mod clerk;
 mod context;
+mod crowded;
 mod host;
 pub mod log;
 mod main_loop;

@@ -26,8 +26,3 @@ pub fn in_our_pid_namespace(pid: u32) -> bool {
     let theirs = std::fs::read_link(format!("/proc/{pid}/ns/pid"));
     matches!((ours, theirs), (Ok(a), Ok(b)) if a == b)
 }
-
-/// Whether process `pid` has a thread `tid`.
-pub fn has_thread(pid: u32, tid: u32) -> bool {
-    std::path::Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
-}

@@ -33,6 +33,14 @@ pub fn same_address_space(a: u32, b: u32) -> io::Result<bool> {
     check(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_VM, 0, 0) }).map(|order| order == 0)
 }
 
+/// Whether process `pid` has a thread `tid` (tgkill(2) with signal 0).
+pub fn has_thread(pid: u32, tid: u32) -> bool {
+    // SAFETY: no memory is passed; signal 0 only checks.
+    let ret = unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, 0) };
+    // EPERM means that it exists.
+    ret == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
+}
+
 /// The calling thread's kernel id.
 pub fn gettid() -> u32 {
     // SAFETY: no memory is passed; it can't fail.
@@ -43,7 +51,9 @@ pub fn gettid() -> u32 {
 pub fn random_u64() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
     // SAFETY: the buffer is valid for its eight bytes.
-    let n = check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) }.try_into().unwrap_or(-1))?;
+    let n = check(
+        unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) }.try_into().unwrap_or(-1),
+    )?;
     if n != 8 {
         return Err(io::Error::other("getrandom gave too few bytes"));
     }

@@ -1,0 +1,140 @@
+# ummunotify: see README.md. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+MAKEFLAGS += --no-print-directory
+
+# Oldest Rust that builds this (rust-version in Cargo.toml).
+RUST_MIN := 1.95
+# Debian packages: what a build needs, and what the tests drive besides.
+BUILD_PACKAGES := gcc libc6-dev
+TEST_PACKAGES := python3 gdb libjemalloc2 strace
+GUEST_PACKAGES := qemu-system-x86 linux-headers-amd64 busybox-static kmod cpio
+# Rounds of the address-reuse race in `make race`; `make test` runs a tenth.
+RACE_ROUNDS := 1000000
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+REPORT := $(TARGET)/nextest/default/report.xml
+SKIPS := $(TARGET)/skipped.txt
+GUEST := $(wildcard kmod-compat/Makefile)
+
+.PHONY: help build release demo doctor test lint race install-deps install-build-deps clean rust
+
+help:
+	@echo 'make            build everything (debug)'
+	@echo 'make release    build the binary to hand out: target/release/ummunotify'
+	@echo 'make demo       build, and show the accident that the device prevents'
+	@echo 'make doctor     build, and try what this host allows'
+	@echo 'make test       build, and run all tests; says what was skipped and why'
+	@echo 'make lint       formatting and clippy'
+	@echo 'make race       the address-reuse race, $(RACE_ROUNDS) rounds'
+	@echo 'make install-deps   what the above need from Debian (as root; else prints the command)'
+
+# A host that can't do it gets a sentence instead of a page of compiler errors.
+rust:
+	@if [ "$$(uname -sm)" != "Linux x86_64" ]; then \
+	    echo "ummunotify: this needs x86-64 Linux, and here is $$(uname -sm)" >&2; \
+	    exit 1; \
+	fi; \
+	have=$$(rustc --version 2>/dev/null | sed -n 's/^rustc \([0-9]*\.[0-9]*\).*/\1/p') || true; \
+	if [ -z "$$have" ] || ! command -v cargo >/dev/null; then \
+	    echo "ummunotify: no Rust found; install Rust $(RUST_MIN) or newer from https://rustup.rs (Debian 12's own is too old)" >&2; \
+	    exit 1; \
+	fi; \
+	if [ "$$(printf '%s\n' $(RUST_MIN) "$$have" | sort -V | head -n 1)" != $(RUST_MIN) ]; then \
+	    echo "ummunotify: Rust $$have is too old; install Rust $(RUST_MIN) or newer from https://rustup.rs, then put it first in PATH" >&2; \
+	    exit 1; \
+	fi
+
+# $(call need,PACKAGES,WORD): installs what is missing if it can; otherwise says what to run, and goes on if
+# WORD is optional.
+define need
+	@missing=; \
+	if ! command -v dpkg-query >/dev/null; then \
+	    echo "ummunotify: not a Debian system: make sure that these or their like are installed: $(1)"; exit 0; \
+	fi; \
+	for package in $(1); do \
+	    [ "$$(dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null)" = installed ] || missing+=" $$package"; \
+	done; \
+	[ -n "$$missing" ] || exit 0; \
+	install="apt-get install -y --no-install-recommends$$missing"; \
+	if [ "$$(id -u)" != 0 ]; then \
+	    echo "ummunotify: missing packages; run: sudo $$install" >&2; \
+	    [ $(2) = optional ]; exit; \
+	fi; \
+	echo "installing:$$missing"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	apt-get -o DPkg::Lock::Timeout=500 -qq update || true; \
+	if ! apt-get -o DPkg::Lock::Timeout=500 -qq install -y --no-install-recommends $$missing >/dev/null; then \
+	    echo "ummunotify: could not be installed:$$missing; run: $$install" >&2; \
+	    [ $(2) = optional ]; exit; \
+	fi
+endef
+
+install-build-deps:
+	$(call need,$(BUILD_PACKAGES),required)
+
+install-deps: install-build-deps
+	$(call need,$(TEST_PACKAGES),optional)
+ifneq ($(GUEST),)
+	$(call need,$(GUEST_PACKAGES),optional)
+endif
+
+build: rust install-build-deps
+	cargo build --workspace
+
+release: rust install-build-deps
+	cargo build --release -p ummunotify
+
+demo: build
+	@$(TARGET)/debug/ummunotify demo
+
+doctor: build
+	@$(TARGET)/debug/ummunotify doctor
+
+# The tests drive the workspace's own binary, which cargo builds for no other package's tests: build first.
+# The last line counts every test, for people and for whatever reads the output.
+test: rust install-deps
+	@mkdir -p $(TARGET); rm -f $(SKIPS) $(REPORT); touch $(SKIPS); failed=; start=$$SECONDS; \
+	stage() { echo; echo "== $$1"; }; \
+	stage 'build'; cargo build --workspace --all-targets; \
+	if cargo nextest --version >/dev/null 2>&1; then \
+	    stage 'documentation tests'; cargo test --workspace --doc --quiet || failed+=' documentation'; \
+	    stage 'tests'; cargo nextest run --workspace || failed+=' tests'; \
+	    counts=$$(sed -n 's/^<testsuites.* tests="\([0-9]*\)".* failures="\([0-9]*\)" errors="\([0-9]*\)".*/\1 \2 \3/p' $(REPORT)); \
+	    grep -oh 'SKIPPED.*' $(REPORT) >> $(SKIPS) || true; \
+	else \
+	    stage 'tests'; cargo test --workspace --no-fail-fast 2>&1 | tee $(TARGET)/tests.log || failed+=' tests'; \
+	    counts=$$(awk '/^test result:/ { t += $$4 + $$6; f += $$6 } END { print t, f, 0 }' $(TARGET)/tests.log); \
+	    grep -oh 'SKIPPED.*' $(TARGET)/tests.log >> $(SKIPS) || true; \
+	fi; \
+	if [ -n '$(GUEST)' ]; then \
+	    stage 'the kernel module in a guest'; \
+	    $(MAKE) -C kmod-compat guest-test 2>&1 | tee $(TARGET)/guest.log || failed+=' guest'; \
+	    grep -oh 'SKIPPED.*' $(TARGET)/guest.log >> $(SKIPS) || true; \
+	else \
+	    echo 'SKIPPED guest: this checkout has no kmod-compat/Makefile' >> $(SKIPS); \
+	fi; \
+	echo; echo "== summary after $$((SECONDS - start)) s"; \
+	sort -u $(SKIPS); \
+	[ -z "$$failed" ] || echo "FAILED:$$failed"; \
+	read -r all wrong errors <<< "$${counts:-0 0 0}"; \
+	echo "$$((all - wrong - errors)) passed, $$((wrong + errors)) failed, $$(sort -u $(SKIPS) | wc -l) skipped"; \
+	[ -z "$$failed" ] && [ "$$all" -gt 0 ]
+
+lint: rust install-build-deps
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
+	    { echo 'ummunotify: lint needs rustfmt and clippy; run: rustup component add rustfmt clippy' >&2; exit 1; }
+	cargo fmt --all --check
+	cargo fmt --manifest-path shim/Cargo.toml --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --manifest-path shim/Cargo.toml --release -- -D warnings
+
+race: rust install-build-deps
+	cargo build --workspace --all-targets --release
+	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test '*' -- --nocapture race
+
+clean:
+	cargo clean
+	rm -rf shim/target

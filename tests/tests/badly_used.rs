@@ -1,0 +1,478 @@
+//! Bad use and bad surroundings: each gives a short error that says what was tried, what failed, and what to do.
+//! Nothing hangs and no process is left. And what holds for descriptors when the supervisor or a client dies.
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use ummunotify_abi::config::{ENV_BACKEND, ENV_BINARY, ENV_LOG_FILE};
+use ummunotify_tests::{Account, Client, Mode, Outcome, Program, Stage, skip};
+
+/// Bad use is answered at once.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Exit code of `open_once` where the device couldn't be opened.
+const NOT_OPENED: i32 = 3;
+
+fn program(name: &str) -> Client {
+    Client::program(&format!("badly-used-{name}"), &[&format!("badly_used/{name}.c")])
+}
+
+/// Without the emulator around it: `run` itself is what is tested.
+fn ummunotify<'a>(stage: &'a Stage, account: Account, args: &[&str]) -> Program<'a> {
+    stage.program(Mode::Native, account, stage.binary()).args(args).limit(LIMIT)
+}
+
+/// A short error: on standard error, in a few lines, without a panic, with each of these words.
+fn assert_complaint(outcome: &Outcome, code: i32, words: &[&str]) {
+    assert_eq!(outcome.code(), Some(code), "exit code, expected {code}: {outcome}");
+    assert_short(outcome);
+    let said = outcome.stderr.to_lowercase();
+    for word in words {
+        assert!(said.contains(&word.to_lowercase()), "the error doesn't say `{word}`: {outcome}");
+    }
+}
+
+fn assert_short(outcome: &Outcome) {
+    assert!(!outcome.timed_out && !outcome.output_held, "{outcome}");
+    let said = outcome.stderr.trim();
+    assert!(!said.is_empty(), "nothing was said: {outcome}");
+    assert!(said.lines().count() <= 10 && said.len() <= 1000, "not short: {outcome}");
+    assert!(!said.contains("panicked") && !said.contains("RUST_BACKTRACE"), "a panic: {outcome}");
+}
+
+/// Writes a file with these permissions onto the stage.
+fn write(stage: &Stage, name: &str, content: &[u8], mode: u32) -> PathBuf {
+    let path = stage.work().join(name);
+    fs::write(&path, content).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    permit(&path, mode);
+    path
+}
+
+fn permit(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("the stage's paths are text")
+}
+
+#[test]
+fn run_without_a_command_says_so() {
+    let stage = Stage::new();
+    for args in [&["run"][..], &["run", "--"], &["run", "--stats"]] {
+        let outcome = ummunotify(&stage, Account::Ordinary, args).run();
+        assert_complaint(&outcome, 2, &["command", "ummunotify run -- "]);
+    }
+}
+
+#[test]
+fn unknown_words_are_named() {
+    let stage = Stage::new();
+    let rows: &[(&[&str], &[&str])] = &[
+        (&["run", "--frobnicate", "--", "true"], &["--frobnicate", "--help"]),
+        (&["--frobnicate"], &["--frobnicate", "--help"]),
+        (&["frobnicate"], &["frobnicate", "--help"]),
+        (&["run", "--backend", "frobnicate", "--", "true"], &["frobnicate", "auto", "kmod", "emulated"]),
+        (&["run", "--backend"], &["--backend"]),
+        (&["run", "--log", "frobnicate", "--", "true"], &["frobnicate", "debug"]),
+        (&["run", "--trap", "frobnicate", "--", "true"], &["frobnicate", "notify"]),
+    ];
+    for (args, words) in rows {
+        let outcome = ummunotify(&stage, Account::Ordinary, args).run();
+        assert_complaint(&outcome, 2, words);
+    }
+}
+
+#[test]
+fn missing_command_is_127() {
+    let stage = Stage::new();
+    for name in ["there-is-no-such-command", "/there/is/no/such/command", "./nor-this", ""] {
+        let outcome = ummunotify(&stage, Account::Ordinary, &["run", "--", name]).run();
+        assert_complaint(&outcome, 127, &[name, "path"]);
+    }
+}
+
+#[test]
+fn command_that_cannot_be_executed_is_126() {
+    let stage = Stage::new();
+    let plain = write(&stage, "plain", b"#!/bin/sh\n", 0o644);
+    let script = write(&stage, "script", b"#!/there/is/no/such/interpreter\n", 0o755);
+    let broken = write(&stage, "broken", b"\x7fELF and nothing else", 0o755);
+    let folder = stage.work();
+    let rows: [(&Path, &[&str]); 4] = [
+        (&plain, &["plain", "permission denied", "chmod"]),
+        (&script, &["script", "/there/is/no/such/interpreter"]),
+        (&broken, &["broken"]),
+        (&folder, &["work", "directory"]),
+    ];
+    for (path, words) in rows {
+        let outcome = ummunotify(&stage, Account::Ordinary, &["run", "--", text(path)]).run();
+        assert_complaint(&outcome, 126, words);
+    }
+}
+
+/// The first 64 bytes of a program for a machine, which is enough to be recognised.
+fn elf(class: u8, machine: u8) -> Vec<u8> {
+    let mut bytes = vec![0; 4096];
+    bytes[..7].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1, 1]);
+    bytes[16] = 2; // ET_EXEC
+    bytes[18] = machine;
+    bytes[20] = 1;
+    bytes
+}
+
+#[test]
+fn program_for_another_machine_is_refused_by_name() {
+    const I386: u8 = 3;
+    const X86_64: u8 = 62;
+    const ARM64: u8 = 183;
+    let stage = Stage::new();
+    for (name, class, machine, words) in [
+        ("i386", 1, I386, &["i386", "32-bit", "64-bit"][..]),
+        ("x32", 1, X86_64, &["x32", "32-bit"]),
+        ("arm64", 2, ARM64, &["arm64", "another machine"]),
+    ] {
+        let path = write(&stage, name, &elf(class, machine), 0o755);
+        let outcome = ummunotify(&stage, Account::Ordinary, &["run", "--", text(&path)]).run();
+        assert_complaint(&outcome, 126, words);
+    }
+}
+
+#[test]
+fn shim_that_is_missing_comes_from_the_binary() {
+    let stage = Stage::new();
+    let client = stage.client(&program("open_once"));
+    fs::remove_file(stage.shim()).expect("the stage is ours");
+    let outcome = stage.program(Mode::Run, Account::Ordinary, &client).limit(LIMIT).run();
+    outcome.assert_success();
+    assert!(outcome.stdout.contains("open: ok"), "{outcome}");
+}
+
+#[test]
+fn shim_that_cannot_be_used_is_named() {
+    let stage = Stage::new();
+    let client = stage.client(&program("open_once"));
+    let shim = stage.shim();
+    let run = || ummunotify(&stage, Account::Ordinary, &["run", "--", text(&client)]).run();
+    fs::write(&shim, b"no library").expect("the stage is ours");
+    assert_complaint(&run(), 125, &[text(&shim), "ELF"]);
+    fs::write(&shim, b"").expect("the stage is ours");
+    assert_complaint(&run(), 125, &[text(&shim), "ELF"]);
+    if Account::is_superuser() {
+        // Root itself reads everything: only the ordinary user is refused.
+        permit(&shim, 0o000);
+        assert_complaint(&run(), 125, &[text(&shim), "permission denied", "readable"]);
+    } else {
+        skip("a shim that an ordinary user can't read", "the tests run as that user, who owns it");
+    }
+    fs::remove_file(&shim).expect("the stage is ours");
+    fs::create_dir(&shim).expect("the stage is ours");
+    assert_complaint(&run(), 125, &[text(&shim)]);
+}
+
+#[test]
+fn preloaded_shim_without_its_binary_says_so() {
+    let stage = Stage::new();
+    let client = stage.client(&program("open_once"));
+    let rows: [(&str, &[&str]); 3] = [
+        ("/there/is/no/such/binary", &["/there/is/no/such/binary"]),
+        (text(&stage.work()).to_owned().leak(), &["work"]),
+        ("/bin/true", &["supervisor"]),
+    ];
+    for (binary, words) in rows {
+        let outcome = stage
+            .program(Mode::Preload, Account::Ordinary, &client)
+            .env(ENV_BINARY, binary)
+            .limit(LIMIT)
+            .run();
+        assert_complaint(&outcome, NOT_OPENED, words);
+        assert_not_opened(&outcome, None);
+        stage.assert_nothing_left();
+    }
+}
+
+/// The client goes on, with the errno that it was to get, and without a child that it didn't make.
+fn assert_not_opened(outcome: &Outcome, errno: Option<&str>) {
+    assert!(outcome.stdout.contains("open: E"), "{outcome}");
+    assert!(!outcome.stdout.contains("a child is left"), "{outcome}");
+    assert!(!outcome.stderr.contains("munmap"), "{outcome}");
+    if let Some(errno) = errno {
+        assert!(outcome.stdout.contains(&format!("open: {errno}")), "expected {errno}: {outcome}");
+    }
+}
+
+/// Runs the client in surroundings that `confine` makes, under `run` and preloaded.
+fn confined(how: &str, account: Account, errno: &str, words: &[&str]) {
+    let stage = Stage::new();
+    let confine = stage.client(&program("confine"));
+    let client = stage.client(&program("open_once"));
+    let binary = stage.binary();
+    let outcome = stage
+        .program(Mode::Native, account, &confine)
+        .args([how, text(&binary), "run", "--", text(&client)])
+        .limit(LIMIT)
+        .run();
+    if outcome.code() == Some(NOT_OPENED) {
+        // What `run` couldn't know beforehand, the open says.
+        assert_complaint(&outcome, NOT_OPENED, words);
+        assert_not_opened(&outcome, Some(errno));
+    } else {
+        assert_complaint(&outcome, 125, words);
+        assert!(!outcome.stdout.contains("open"), "the command was executed all the same: {outcome}");
+    }
+    stage.assert_nothing_left();
+    let outcome = stage
+        .program(Mode::Native, account, &confine)
+        .args([how, text(&client)])
+        .env("CONFINED_PRELOAD", stage.shim())
+        .env(ENV_BINARY, &binary)
+        .limit(LIMIT)
+        .run();
+    assert_complaint(&outcome, NOT_OPENED, words);
+    assert_not_opened(&outcome, Some(errno));
+}
+
+/// The surroundings themselves are not what fails.
+#[test]
+fn confined_by_nothing_opens() {
+    let stage = Stage::new();
+    let confine = stage.client(&program("confine"));
+    let client = stage.client(&program("open_once"));
+    for account in Account::available() {
+        let outcome = stage
+            .program(Mode::Native, account, &confine)
+            .args(["nothing", text(&client)])
+            .env("CONFINED_PRELOAD", stage.shim())
+            .env(ENV_BINARY, stage.binary())
+            .limit(LIMIT)
+            .run();
+        outcome.assert_success();
+        assert_eq!(outcome.stdout, "open: ok\n", "{outcome}");
+        assert_eq!(outcome.stderr, "", "{outcome}");
+    }
+}
+
+#[test]
+fn seccomp_forbidden_by_a_profile_is_eperm() {
+    for account in Account::available() {
+        confined("eperm", account, "EPERM", &["seccomp", "EPERM"]);
+    }
+}
+
+#[test]
+fn kernel_without_seccomp_is_enosys() {
+    for account in Account::available() {
+        confined("enosys", account, "ENOSYS", &["seccomp", "ENOSYS"]);
+    }
+}
+
+#[test]
+fn kernel_without_user_notification_is_einval() {
+    confined("einval", Account::Ordinary, "EINVAL", &["seccomp", "EINVAL"]);
+}
+
+#[test]
+fn foreign_listener_is_ebusy() {
+    for account in Account::available() {
+        confined("listener", account, "EBUSY", &["listener", "EBUSY"]);
+    }
+}
+
+#[test]
+fn too_few_descriptors_are_emfile() {
+    // Room for the standard three and one more: the client alone would have enough of it.
+    confined("nofile=4", Account::Ordinary, "EMFILE", &["EMFILE"]);
+}
+
+#[test]
+fn no_further_process_is_eagain() {
+    if !Account::is_superuser() {
+        skip(
+            "RLIMIT_NPROC 0",
+            "other processes of this user run at the same time, and may not be the tests' own",
+        );
+        return;
+    }
+    confined("nproc=0", Account::Ordinary, "EAGAIN", &["EAGAIN", "process"]);
+}
+
+#[test]
+fn backend_that_is_none_is_named() {
+    let stage = Stage::new();
+    let client = stage.client(&program("open_once"));
+    let outcome = ummunotify(&stage, Account::Ordinary, &["run", "--", text(&client)])
+        .env(ENV_BACKEND, "frobnicate")
+        .run();
+    assert_complaint(&outcome, 2, &[ENV_BACKEND, "frobnicate", "auto", "kmod", "emulated"]);
+    let outcome = stage
+        .program(Mode::Preload, Account::Ordinary, &client)
+        .env(ENV_BACKEND, "frobnicate")
+        .limit(LIMIT)
+        .run();
+    assert_complaint(&outcome, NOT_OPENED, &[ENV_BACKEND, "frobnicate"]);
+    assert_not_opened(&outcome, Some("EINVAL"));
+}
+
+#[test]
+fn kmod_without_the_device_says_so() {
+    if Path::new(ummunotify_abi::device::PATH).exists() {
+        skip("the backend kmod without the device", "this host has the device");
+        return;
+    }
+    let stage = Stage::new();
+    let client = stage.client(&program("open_once"));
+    let words = ["/dev/ummunotify", "ENOENT", "module"];
+    let outcome =
+        ummunotify(&stage, Account::Ordinary, &["run", "--", text(&client)]).env(ENV_BACKEND, "kmod").run();
+    assert_complaint(&outcome, 125, &words);
+    let outcome =
+        ummunotify(&stage, Account::Ordinary, &["run", "--backend", "kmod", "--", text(&client)]).run();
+    assert_complaint(&outcome, 125, &words);
+    let outcome =
+        stage.program(Mode::Preload, Account::Ordinary, &client).env(ENV_BACKEND, "kmod").limit(LIMIT).run();
+    assert_eq!(outcome.code(), Some(NOT_OPENED), "{outcome}");
+    assert_not_opened(&outcome, Some("ENOENT"));
+}
+
+#[test]
+fn log_file_that_cannot_be_written_is_named() {
+    let stage = Stage::new();
+    let client = stage.client(&program("open_once"));
+    let log = "/there/is/no/such/folder/log";
+    let outcome =
+        ummunotify(&stage, Account::Ordinary, &["run", "--log-file", log, "--", text(&client)]).run();
+    assert_complaint(&outcome, 125, &["--log-file", log, "No such file"]);
+    // In the environment it is the supervisor that finds out; nobody may be left without a word.
+    for mode in Mode::EMULATED {
+        let outcome =
+            stage.program(mode, Account::Ordinary, &client).env(ENV_LOG_FILE, log).limit(LIMIT).run();
+        assert_short(&outcome);
+        assert!(outcome.stderr.contains(ENV_LOG_FILE) || outcome.stderr.contains(log), "{outcome}");
+        stage.assert_nothing_left();
+    }
+}
+
+#[test]
+fn log_file_is_written_where_it_can_be() {
+    let stage = Stage::new();
+    let client = stage.client(&program("open_once"));
+    let log = stage.work().join("log");
+    let outcome = stage
+        .program(Mode::Run, Account::Ordinary, &client)
+        .run_option("--log-file")
+        .run_option(&log)
+        .run_option("--log")
+        .run_option("debug")
+        .limit(LIMIT)
+        .run();
+    outcome.assert_success();
+    assert_eq!(outcome.stderr, "", "the log went to standard error, too: {outcome}");
+    stage.assert_nothing_left();
+    let logged = fs::read_to_string(&log).unwrap_or_else(|e| panic!("{}: {e}", log.display()));
+    assert!(!logged.is_empty(), "nothing was logged");
+}
+
+/// The supervisors of a stage: processes that execute its binary and aren't the client itself.
+fn supervisors(stage: &Stage) -> Vec<i32> {
+    let binary = stage.binary();
+    let entries = fs::read_dir("/proc").expect("/proc is mounted");
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == binary))
+        .collect()
+}
+
+/// What README says of it: nothing hangs; trapped calls fail with ENOSYS; a read reports every region as invalid
+/// once, and then fails with EIO.
+fn supervisor_killed(mode: Mode, account: Account) {
+    let stage = Stage::new();
+    let client = stage.client(&program("orphaned"));
+    let mut running = stage.program(mode, account, &client).limit(LIMIT).spawn();
+    running.wait_for_line("ready");
+    let found = supervisors(&stage);
+    assert_eq!(found.len(), 1, "supervisors of one client: {found:?}");
+    kill(Pid::from_raw(found[0]), Signal::SIGKILL).expect("the supervisor runs");
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !supervisors(&stage).is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    running.write_line("go on");
+    let outcome = running.finish();
+    outcome.assert_success();
+    for line in [
+        "sleeping read: 1 LAST",
+        "sleeping poll: 1",
+        "munmap: ENOSYS",
+        "poll: 1",
+        "first read: 2 3 LAST",
+        "counter: moved",
+        "second read: EIO",
+        "read of the other: EIO",
+        "close: 0",
+        "close of the other: 0",
+        "done",
+    ] {
+        assert!(outcome.stdout.lines().any(|said| said == line), "expected `{line}`: {outcome}");
+    }
+    // Registrations of a context that nobody watches must not pretend to work for ever; whether they fail at
+    // once isn't said. A new context can't be had.
+    assert!(
+        outcome.stdout.lines().any(|said| said.starts_with("open: E")),
+        "a dead device opened: {outcome}"
+    );
+}
+
+#[test]
+fn supervisor_killed_under_run_hangs_nobody() {
+    for account in Account::available() {
+        supervisor_killed(Mode::Run, account);
+    }
+}
+
+#[test]
+fn supervisor_killed_under_preload_hangs_nobody() {
+    for account in Account::available() {
+        supervisor_killed(Mode::Preload, account);
+    }
+}
+
+#[test]
+fn client_that_is_killed_leaves_nothing() {
+    let stage = Stage::new();
+    let client = stage.client(&program("orphaned"));
+    for mode in Mode::EMULATED {
+        for account in Account::available() {
+            for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGSEGV] {
+                let mut running = stage.program(mode, account, &client).limit(LIMIT).spawn();
+                running.wait_for_line("ready");
+                assert_eq!(supervisors(&stage).len(), 1);
+                running.signal(signal);
+                let outcome = running.finish();
+                assert_eq!(outcome.signal(), Some(signal as i32), "{outcome}");
+                stage.assert_nothing_left();
+            }
+        }
+    }
+}
+
+#[test]
+fn filtered_descendants_of_a_dead_client_go_on() {
+    let stage = Stage::new();
+    let client = stage.client(&program("descendant"));
+    for mode in Mode::EMULATED {
+        for account in Account::available() {
+            for how in ["exit", "kill", "exec"] {
+                // The output is the descendant's, who outlives the client: it is complete when it is closed.
+                let outcome = stage.program(mode, account, &client).arg(how).limit(LIMIT).run();
+                assert!(!outcome.timed_out && !outcome.output_held, "{how}: {outcome}");
+                assert_eq!(outcome.stdout, "descendant: well\n", "{how}: {outcome}");
+                stage.assert_nothing_left();
+            }
+        }
+    }
+}
