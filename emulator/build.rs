@@ -12,17 +12,29 @@ fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
     // What the shim is made of. Its target directory may lie beside its sources, so not all of `../shim`.
     for source in [
-        "../shim/src", "../shim/build.rs", "../shim/Cargo.toml", "../shim/Cargo.lock",
-        "abi/src", "abi/Cargo.toml", "engine/src", "engine/Cargo.toml", "../Cargo.toml",
+        "../shim/src",
+        "../shim/build.rs",
+        "../shim/Cargo.toml",
+        "../shim/Cargo.lock",
+        "abi/src",
+        "abi/Cargo.toml",
+        "engine/src",
+        "engine/Cargo.toml",
+        "../Cargo.toml",
     ] {
         println!("cargo::rerun-if-changed={source}");
     }
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
-    let (arch, os, env) =
-        (variable("CARGO_CFG_TARGET_ARCH"), variable("CARGO_CFG_TARGET_OS"), variable("CARGO_CFG_TARGET_ENV"));
+    let (arch, os, env) = (
+        variable("CARGO_CFG_TARGET_ARCH"),
+        variable("CARGO_CFG_TARGET_OS"),
+        variable("CARGO_CFG_TARGET_ENV"),
+    );
     if (arch.as_str(), os.as_str(), env.as_str()) != ("x86_64", "linux", "gnu") {
         // The client library works there, on a real device; the command refuses to be built (see src/main.rs).
-        println!("cargo::warning=there is no emulator for {arch}-{os}-{env}: it needs x86-64 Linux with glibc");
+        println!(
+            "cargo::warning=there is no emulator for {arch}-{os}-{env}: it needs x86-64 Linux with glibc"
+        );
         let nothing = Path::new(&variable("OUT_DIR")).join("nothing");
         return match std::fs::write(&nothing, b"") {
             Ok(()) => succeed(&nothing),
@@ -70,11 +82,23 @@ fn build(cargo: &str, target_dir: &Path) -> Result<(), String> {
 /// What the outer build says about itself: its flags, profiles, wrappers (clippy), job server. Where Cargo's home
 /// is and how it reaches the network holds for the inner build as well.
 fn leaks(name: &str) -> bool {
-    let kept = name == "CARGO_HOME" || ["CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTRIES_"].iter().any(|p| name.starts_with(p));
+    let kept = name == "CARGO_HOME"
+        || ["CARGO_NET_", "CARGO_HTTP_", "CARGO_REGISTRIES_"].iter().any(|p| name.starts_with(p));
     let cargo = ["CARGO_", "DEP_", "RUSTC", "__CARGO"].iter().any(|prefix| name.starts_with(prefix));
     let other = [
-        "CARGO", "RUSTFLAGS", "RUSTDOC", "RUSTDOCFLAGS", "MAKEFLAGS", "MFLAGS", "TARGET", "HOST", "PROFILE",
-        "OUT_DIR", "OPT_LEVEL", "DEBUG", "NUM_JOBS",
+        "CARGO",
+        "RUSTFLAGS",
+        "RUSTDOC",
+        "RUSTDOCFLAGS",
+        "MAKEFLAGS",
+        "MFLAGS",
+        "TARGET",
+        "HOST",
+        "PROFILE",
+        "OUT_DIR",
+        "OPT_LEVEL",
+        "DEBUG",
+        "NUM_JOBS",
     ];
     !kept && (cargo || other.contains(&name))
 }

@@ -50,7 +50,9 @@ struct umn_region {
 	/* Valid while queued: the only invalidation so far, if hint is set. */
 	u64 hint_start;
 	u64 hint_end;
-	bool hint;
+	u64 hint : 1;
+	/* The so-many-th that was registered: among equal starts the newest is first. */
+	u64 number : 63;
 
 	u64 cookie;
 	struct rb_node by_cookie;
@@ -73,6 +75,7 @@ struct umn_context {
 	struct rb_root cookies;
 	struct list_head queue;
 	unsigned long nr_regions;
+	u64 nr_registered;
 
 	/* Counts registrations and departures from the queue; starts at 1. */
 	u64 epoch;
@@ -111,8 +114,8 @@ void umn_regions_exit(void);
 int umn_register(struct umn_context *ctx, const struct ummunotify_register_ioctl *arg);
 int umn_unregister(struct umn_context *ctx, u64 cookie);
 void umn_free_regions(struct umn_context *ctx);
-bool umn_hit(struct umn_context *ctx, u64 start, u64 end, u64 since);
-void umn_hit_everything(struct umn_context *ctx);
+bool umn_hit(struct umn_context *ctx, const struct mmu_notifier_range *range, u64 since);
+void umn_hit_everything(struct umn_context *ctx, bool may_sleep);
 void umn_fill_event(struct ummunotify_event *event, const struct umn_region *region);
 void umn_dequeue(struct umn_context *ctx, struct umn_region *region);
 

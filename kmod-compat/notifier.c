@@ -57,7 +57,7 @@ static bool note_end(struct umn_context *ctx, const struct mmu_notifier_range *r
 		__clear_bit(slot, ctx->inflight_used);
 		if (epoch == ctx->epoch)
 			return false;
-		return umn_hit(ctx, range->start, range->end, epoch);
+		return umn_hit(ctx, range, epoch);
 	}
 
 	/*
@@ -68,9 +68,9 @@ static bool note_end(struct umn_context *ctx, const struct mmu_notifier_range *r
 		ctx->overflowing--;
 	if (ctx->overflow_epoch == ctx->epoch || !ctx->nr_regions)
 		return false;
-	umn_hit_everything(ctx);
-	/* All are queued now; the others under way care for what leaves after this. */
+	/* All are queued then; the others under way care for what leaves after this. */
 	ctx->overflow_epoch = ctx->epoch;
+	umn_hit_everything(ctx, mmu_notifier_range_blockable(range));
 	return true;
 }
 
@@ -80,7 +80,7 @@ static void wake(struct umn_context *ctx)
 	kill_fasync(&ctx->fasync, SIGIO, POLL_IN);
 }
 
-/* Never sleeps and never refuses, so blockable or not makes no difference. */
+/* Never refuses, and sleeps only between batches of hits, where that is allowed. */
 static int invalidate_range_start(struct mmu_notifier *notifier,
 				  const struct mmu_notifier_range *range)
 {
@@ -89,7 +89,7 @@ static int invalidate_range_start(struct mmu_notifier *notifier,
 
 	spin_lock(&ctx->lock);
 	note_start(ctx, range);
-	hit = umn_hit(ctx, range->start, range->end, 0);
+	hit = umn_hit(ctx, range, 0);
 	spin_unlock(&ctx->lock);
 	if (hit)
 		wake(ctx);

@@ -106,13 +106,14 @@ int umn_register(struct umn_context *ctx, const struct ummunotify_register_ioctl
 	region->start = arg->start;
 	region->end = arg->end;
 	region->cookie = arg->user_cookie;
-	region->hint = false;
+	region->hint = 0;
 	INIT_LIST_HEAD(&region->queued);
 
 	spin_lock(&ctx->lock);
 	inserted = insert_by_cookie(region, &ctx->cookies);
 	if (inserted) {
 		region->epoch = ++ctx->epoch;
+		region->number = ++ctx->nr_registered;
 		insert_by_range(region, &ctx->ranges);
 		ctx->nr_regions++;
 	}
@@ -159,30 +160,81 @@ void umn_free_regions(struct umn_context *ctx)
 }
 
 /*
- * An invalidation of [start, end) as far as it concerns regions that were
- * registered or left the queue after the epoch `since` (0: all of them). The
- * hits are queued, then the counter moves, once. Returns whether it moved.
+ * One invalidation can hit any number of regions; after so many the lock is given
+ * up for a moment where sleeping is allowed. A read may then see some of the hits
+ * before the counter has moved; what follows makes the descriptor readable again.
  */
-bool umn_hit(struct umn_context *ctx, u64 start, u64 end, u64 since)
+#define BATCH 16384
+
+/* The region that follows this place in the order of hits, whoever is there now. */
+static struct umn_region *region_after(struct umn_context *ctx, u64 start, u64 number)
 {
+	struct rb_node *node = ctx->ranges.rb_root.rb_node;
+	struct umn_region *after = NULL;
+
+	while (node) {
+		struct umn_region *region = rb_entry(node, struct umn_region, by_range);
+
+		if (region->start < start ||
+		    (region->start == start && region->number >= number)) {
+			node = node->rb_right;
+		} else {
+			after = region;
+			node = node->rb_left;
+		}
+	}
+	return after;
+}
+
+/* As region_after(region), letting others have the lock and the processor first. */
+static struct umn_region *pause_after(struct umn_context *ctx, const struct umn_region *region)
+{
+	u64 start = region->start, number = region->number;
+
+	spin_unlock(&ctx->lock);
+	cond_resched();
+	spin_lock(&ctx->lock);
+	return region_after(ctx, start, number);
+}
+
+/*
+ * An invalidation as far as it concerns regions that were registered or left the
+ * queue after the epoch `since` (0: all of them). The hits are queued, then the
+ * counter moves, once. Returns whether it moved.
+ */
+bool umn_hit(struct umn_context *ctx, const struct mmu_notifier_range *range, u64 since)
+{
+	u64 first = (u64)range->start + 1, last = (u64)range->end - 1;
+	bool may_sleep = mmu_notifier_range_blockable(range);
 	struct umn_region *region;
+	unsigned int visited = 0;
 	bool hit = false;
 
 	lockdep_assert_held(&ctx->lock);
-	for (region = range_tree_iter_first(&ctx->ranges, start + 1, end - 1); region;
-	     region = range_tree_iter_next(region, start + 1, end - 1)) {
-		if (region->epoch <= since)
-			continue;
-		hit = true;
-		if (list_empty(&region->queued)) {
-			region->hint = true;
-			region->hint_start = start;
-			region->hint_end = end;
+	region = range_tree_iter_first(&ctx->ranges, first, last);
+	while (region) {
+		if (region->epoch <= since) {
+			/* Neither registered nor read meanwhile. */
+		} else if (list_empty(&region->queued)) {
+			hit = true;
+			region->hint = 1;
+			region->hint_start = range->start;
+			region->hint_end = range->end;
 			list_add_tail(&region->queued, &ctx->queue);
 		} else {
 			/* Hit twice before it was reported: which range, can't be told. */
-			region->hint = false;
+			hit = true;
+			region->hint = 0;
 		}
+
+		if (++visited % BATCH == 0 && may_sleep) {
+			region = pause_after(ctx, region);
+			if (!region || region->start > last)
+				break;
+			if (region->end >= first)
+				continue;
+		}
+		region = range_tree_iter_next(region, first, last);
 	}
 	if (hit)
 		atomic64_inc(ctx->counter);
@@ -190,17 +242,24 @@ bool umn_hit(struct umn_context *ctx, u64 start, u64 end, u64 since)
 }
 
 /* What can't be known exactly becomes: everything is invalid, the counter moved. */
-void umn_hit_everything(struct umn_context *ctx)
+void umn_hit_everything(struct umn_context *ctx, bool may_sleep)
 {
-	struct rb_node *node;
+	struct rb_node *node = rb_first_cached(&ctx->ranges);
+	unsigned int visited = 0;
 
 	lockdep_assert_held(&ctx->lock);
-	for (node = rb_first_cached(&ctx->ranges); node; node = rb_next(node)) {
+	while (node) {
 		struct umn_region *region = rb_entry(node, struct umn_region, by_range);
 
-		region->hint = false;
+		region->hint = 0;
 		if (list_empty(&region->queued))
 			list_add_tail(&region->queued, &ctx->queue);
+		if (++visited % BATCH == 0 && may_sleep) {
+			region = pause_after(ctx, region);
+			node = region ? &region->by_range : NULL;
+		} else {
+			node = rb_next(node);
+		}
 	}
 	atomic64_inc(ctx->counter);
 	ctx->nr_everything++;

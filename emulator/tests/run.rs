@@ -22,9 +22,9 @@ impl Scratch {
 
     /// An executable file.
     fn program(&self, name: &str, content: &[u8]) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, content).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let (data, path) = (self.0.join(format!("{name}.data")), self.0.join(name));
+        fs::write(&data, content).unwrap();
+        copy(&data, &path);
         path
     }
 
@@ -33,7 +33,7 @@ impl Scratch {
         let bin = self.0.join(directory);
         fs::create_dir_all(&bin).unwrap();
         let copy = bin.join("ummunotify");
-        fs::copy(BINARY, &copy).unwrap();
+        self::copy(Path::new(BINARY), &copy);
         let mut command = Command::new(copy);
         command.env("XDG_CACHE_HOME", self.0.join("cache")).env("HOME", "/nonexistent");
         command
@@ -44,6 +44,13 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+/// Makes an executable by another process's hand: had this one the file open for writing, a child that another
+/// test's thread forks meanwhile would hold it open, and executing it would answer ETXTBSY.
+fn copy(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
+    fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 fn run(arguments: &[&str]) -> Output {

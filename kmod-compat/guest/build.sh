@@ -22,4 +22,7 @@ build_module() {
 	fi
 }
 
+mkdir -p "$cache/build/tests"
+quietly "$cache/logs/build-tests.log" make -C "$guest_dir/tests" OUT="$cache/build/tests" ||
+	die "the guest's test programs don't build"
 for kernel in "$@"; do build_module "$kernel"; done

@@ -41,6 +41,25 @@ fn rows(outcome: &Outcome, mark: &str) -> BTreeSet<String> {
     outcome.stdout.lines().filter(|line| line.starts_with(mark)).map(str::to_owned).collect()
 }
 
+/// The rows that failed, each after what the walk says of the difference, under the heading of their pass.
+fn failures(outcome: &Outcome) -> String {
+    let (mut failures, mut heading, mut details) = (String::new(), "", String::new());
+    for line in outcome.stdout.lines() {
+        if line.starts_with("=====") {
+            heading = line;
+        } else if line.starts_with("     ") {
+            details += line;
+            details += "\n";
+        } else {
+            if line.starts_with("FAIL") {
+                failures += &format!("{heading}\n{details}{line}\n");
+            }
+            details.clear();
+        }
+    }
+    failures
+}
+
 /// The number in front of `word` in the walk's last line.
 fn tally(outcome: &Outcome, word: &str) -> usize {
     let last = outcome.stdout.lines().last().unwrap_or_default();
@@ -69,8 +88,8 @@ fn walk_in(mode: Mode) {
         for line in rows(&outcome, "skip").into_iter().chain(rows(&outcome, "----")) {
             say(&format!("{mode:?} {account:?}: {line}"));
         }
-        let failed = rows(&outcome, "FAIL");
-        assert!(failed.is_empty(), "rows that were reported wrongly:\n{failed:#?}\n{outcome}");
+        let failed = failures(&outcome);
+        assert!(failed.is_empty(), "{mode:?} {account:?}: rows that were reported wrongly:\n{failed}");
         outcome.assert_success();
         let ok = tally(&outcome, "ok");
         assert!(ok >= LEAST_ROWS, "only {ok} rows: {outcome}");

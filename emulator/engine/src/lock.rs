@@ -24,6 +24,8 @@ const OWNER: u32 = !WAITERS;
 const SPINS: u32 = 100;
 /// Sleeps, 10 ms or less each, without any sign of life from other writers.
 const SLEEPS: u32 = 2000;
+/// Sleeps in all, whatever others do.
+const ALL_SLEEPS: u32 = 5 * SLEEPS;
 /// Turns in all, whatever others do.
 const TURNS: u32 = 1 << 20;
 
@@ -71,7 +73,7 @@ fn enter(arena: &Arena, id: u32) -> Guard {
 fn lock_contended(arena: &Arena, host: &impl Host, id: u32) -> Result<Guard, Stuck> {
     let header = arena.header();
     let word = &header.lock;
-    let (mut spins, mut sleeps, mut tenure, mut waiters) = (0, 0, 0, 0);
+    let (mut spins, mut sleeps, mut all_sleeps, mut tenure, mut waiters) = (0, 0, 0, 0, 0);
     for _ in 0..TURNS {
         let seen = word.load(Acquire);
         let owner = seen & OWNER;
@@ -107,10 +109,11 @@ fn lock_contended(arena: &Arena, host: &impl Host, id: u32) -> Result<Guard, Stu
         if now != tenure {
             (tenure, sleeps) = (now, 0);
         }
-        if sleeps == SLEEPS {
+        if sleeps == SLEEPS || all_sleeps == ALL_SLEEPS {
             break;
         }
         sleeps += 1;
+        all_sleeps += 1;
         host.wait(word, seen | WAITERS);
     }
     Err(Stuck)

@@ -139,35 +139,39 @@ fn clear(arena: &Arena, level: usize, place: u64) {
 }
 
 /// A reader's way through the rings, under the lock. Nothing is consumed before [`Cursor::commit`].
+///
+/// The heads are read once: were they read again, somebody who keeps moving them could lead it on for ever.
 #[derive(Debug)]
 pub(crate) struct Cursor {
     level: usize,
     last: usize,
-    places: [u64; RING_LEVELS],
+    heads: [u64; RING_LEVELS],
+    /// Places passed, for each ring.
+    passed: [u64; RING_LEVELS],
     stale: u32,
 }
 
 impl Cursor {
     pub(crate) fn new(arena: &Arena) -> Self {
-        let mut places = [0; RING_LEVELS];
-        for (place, head) in places.iter_mut().zip(&arena.header().heads) {
+        let mut heads = [0; RING_LEVELS];
+        for (place, head) in heads.iter_mut().zip(&arena.header().heads) {
             *place = head.load(Relaxed);
         }
-        Self { level: 0, last: level(arena), places, stale: 0 }
+        Self { level: 0, last: level(arena), heads, passed: [0; RING_LEVELS], stale: 0 }
     }
 
     /// The next region that is queued, and its word.
     pub(crate) fn next(&mut self, arena: &Arena) -> Option<(u32, Word)> {
         while self.level <= self.last {
             let level = self.level;
+            let (head, passed) = (*self.heads.get(level)?, self.passed.get_mut(level)?);
+            let tickets = arena.header().tails[level % 16].load(Acquire).wrapping_sub(head);
             // A place a full round ahead of the head can't be filled before the head's cell is cleared.
-            let ahead = pending(arena, level).min(capacity(level));
-            let stop = arena.header().heads[level % 16].load(Relaxed).wrapping_add(ahead);
-            let place = self.places.get_mut(level)?;
-            while stop.wrapping_sub(*place) >> 63 == 0 && *place != stop {
-                let here = *place;
-                *place = place.wrapping_add(1);
-                match look(arena, level, here) {
+            let filled = if tickets >> 63 == 0 { tickets.min(capacity(level)) } else { 0 };
+            while *passed < filled {
+                let place = head.wrapping_add(*passed);
+                *passed += 1;
+                match look(arena, level, place) {
                     Cell::Live { slot, word } => return Some((slot, word)),
                     Cell::Stale => self.stale = self.stale.wrapping_add(1),
                 }
@@ -180,17 +184,15 @@ impl Cursor {
     /// Consumes what was passed.
     pub(crate) fn commit(self, arena: &Arena) {
         let header = arena.header();
-        for (level, &end) in self.places.iter().enumerate().take(self.last + 1) {
-            let mut place = header.heads[level % 16].load(Relaxed);
-            if end.wrapping_sub(place) > capacity(level) {
+        for (level, (&head, &passed)) in self.heads.iter().zip(&self.passed).enumerate() {
+            if passed == 0 {
                 continue;
             }
-            while place != end {
-                clear(arena, level, place);
-                place = place.wrapping_add(1);
+            for i in 0..passed {
+                clear(arena, level, head.wrapping_add(i));
             }
             step();
-            header.heads[level % 16].store(end, Release);
+            header.heads[level % 16].store(head.wrapping_add(passed), Release);
         }
         let stale = header.stale.load(Relaxed).saturating_sub(self.stale);
         header.stale.store(stale, Relaxed);

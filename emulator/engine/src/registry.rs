@@ -73,6 +73,9 @@ fn locked<T>(
     for _ in 0..3 {
         let mut guard = lock(arena, host).ok()?;
         let mut result = attempt(&guard, again);
+        if matches!(result, Err(Fault::Corrupt)) && !guard.holds(arena) {
+            result = Err(Fault::Lost);
+        }
         if matches!(result, Err(Fault::Corrupt)) {
             repair(arena, false, Reason::Corrupt);
             guard.raised = true;
@@ -234,6 +237,9 @@ pub(crate) fn unregister(arena: &Arena, host: &impl Host, cookie: u64) -> Result
         // From here nothing is reported of it: its ring entry, if it has one, is stale.
         let queued = retire(arena, place.slot)?;
         step();
+        if !guard.holds(arena) {
+            return Err(Fault::Lost);
+        }
         cookies.remove(place)?;
         step();
         if !guard.holds(arena) {

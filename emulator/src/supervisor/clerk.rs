@@ -58,9 +58,7 @@ pub fn serve(shared: &Shared, connection: &Connection) {
                 attach(shared, connection, peer, context, space)
             }),
             Op::Features | Op::Register | Op::Unregister | Op::Read => {
-                with_context(shared, &asked, |context, space| {
-                    call(connection, context, space, &asked)
-                })
+                with_context(shared, &asked, |context, space| call(connection, context, space, &asked))
             }
             Op::Commit => Err(Errno::EPROTO),
         };
@@ -107,17 +105,11 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
     })?;
     let context = Arc::new(context);
     let (space, new) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
-    let filter = if needs_filter != 0 { Filter::bytes(&Filter::build(&Policy::default())) } else { Vec::new() };
+    let filter =
+        if needs_filter != 0 { Filter::bytes(&Filter::build(&Policy::default())) } else { Vec::new() };
     let [arena, counter] = context.shared_memory();
     let fds = [device.as_fd(), arena, counter, space.marker()];
-    let args = [
-        context.number,
-        context.inode,
-        shared.token,
-        u64::from(new),
-        0,
-        std::process::id().into(),
-    ];
+    let args = [context.number, context.inode, shared.token, u64::from(new), 0, std::process::id().into()];
     shared.add(&space, &context);
     log::info!("process {}: opened context {}", peer.pid, context.number);
     connection.reply(0, args, &filter, &fds[..if new { 4 } else { 3 }])
@@ -146,7 +138,11 @@ fn closed(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<(
     }
     connection.reply(0, [0; 6], &[], &[])?;
     if !left.is_empty() {
-        log::warning!("process {}: {} threads stay inside calls from before the filter", peer.pid, left.len());
+        log::warning!(
+            "process {}: {} threads stay inside calls from before the filter",
+            peer.pid,
+            left.len()
+        );
         settle::follow(peer.pid, left);
         space.invalidate_all(ummunotify_engine::Reason::LateThread);
     }
@@ -184,13 +180,13 @@ fn call(
     };
     match asked.op {
         Op::Features => done(context.engine.exchange_features().map_err(|_| Errno::EINVAL)),
-        Op::Register => done(
-            context.engine.register(&host, PageRange::new(first, second), third).map_err(|e| match e {
+        Op::Register => {
+            done(context.engine.register(&host, PageRange::new(first, second), third).map_err(|e| match e {
                 RegisterError::CookieInUse => Errno::EINVAL,
                 RegisterError::NoMemory => Errno::ENOMEM,
                 RegisterError::Broken => Errno::EIO,
-            }),
-        ),
+            }))
+        }
         Op::Unregister => done(context.engine.unregister(&host, first).map_err(|e| match e {
             UnregisterError::UnknownCookie => Errno::EINVAL,
             UnregisterError::Broken => Errno::EIO,

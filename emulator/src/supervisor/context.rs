@@ -157,7 +157,6 @@ impl Context {
     pub fn lingering(&self) -> Option<PageRange> {
         *lock(&self.lingering)
     }
-
 }
 
 /// A memfd as mapping tables name it.

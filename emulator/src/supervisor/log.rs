@@ -50,7 +50,10 @@ pub fn init() {
         match OpenOptions::new().create(true).append(true).open(&path) {
             Ok(file) => Some(file),
             Err(e) => {
-                eprintln!("ummunotify: can't open the log {}: {e}; logging to standard error", path.display());
+                eprintln!(
+                    "ummunotify: can't open the log {}: {e}; logging to standard error",
+                    path.display()
+                );
                 None
             }
         }

@@ -14,8 +14,8 @@ use ummunotify_sys::notify::{Listener, Notification};
 use ummunotify_sys::process;
 
 use super::clerk;
-use super::crowded::CrowdedTarget;
 use super::context::Context;
+use super::crowded::CrowdedTarget;
 use super::log;
 use super::shared::{Message, Shared};
 use super::socket::{Connection, Door};
@@ -128,12 +128,13 @@ impl MainLoop {
     pub fn serve_connection(&self, connection: Connection) {
         let (shared, clerks) = (Arc::clone(&self.shared), Arc::clone(&self.clerks));
         clerks.fetch_add(1, Ordering::AcqRel);
-        let started = std::thread::Builder::new().name("clerk".into()).stack_size(512 * 1024).spawn(move || {
-            clerk::serve(&shared, &connection);
-            drop(connection);
-            clerks.fetch_sub(1, Ordering::AcqRel);
-            shared.tell(Message::Ended);
-        });
+        let started =
+            std::thread::Builder::new().name("clerk".into()).stack_size(512 * 1024).spawn(move || {
+                clerk::serve(&shared, &connection);
+                drop(connection);
+                clerks.fetch_sub(1, Ordering::AcqRel);
+                shared.tell(Message::Ended);
+            });
         if let Err(e) = started {
             // The connection closes with the closure, which its peer sees.
             self.clerks.fetch_sub(1, Ordering::AcqRel);
@@ -230,7 +231,8 @@ impl MainLoop {
         if self.serving {
             return;
         }
-        match self.epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, Source::Listener.word())) {
+        match self.epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, Source::Listener.word()))
+        {
             Ok(()) => self.serving = true,
             Err(e) => log::warning!("can't serve the filter: {e}"),
         }
@@ -244,9 +246,7 @@ impl MainLoop {
         }
         let connection = match context {
             None => self.door.accept(),
-            Some(number) => {
-                self.contexts.get(&number).and_then(|(_, c)| c.door()).and_then(Door::accept)
-            }
+            Some(number) => self.contexts.get(&number).and_then(|(_, c)| c.door()).and_then(Door::accept),
         };
         if let Some(connection) = connection {
             self.serve_connection(connection);
@@ -265,12 +265,13 @@ impl MainLoop {
     fn look_for_counter(&self, space: &Arc<Space>, context: &Arc<Context>) {
         let number = context.number;
         let (shared, look) = (Arc::clone(&self.shared), (Arc::clone(space), Arc::clone(context)));
-        let started = std::thread::Builder::new().name("look".into()).stack_size(256 * 1024).spawn(move || {
-            let (space, context) = look;
-            let alive = !space.is_gone() && space.process_alive();
-            let at = if alive { mapped_counter(&shared, &space, &context) } else { None };
-            shared.tell(Message::CounterSeen(number, at));
-        });
+        let started =
+            std::thread::Builder::new().name("look".into()).stack_size(256 * 1024).spawn(move || {
+                let (space, context) = look;
+                let alive = !space.is_gone() && space.process_alive();
+                let at = if alive { mapped_counter(&shared, &space, &context) } else { None };
+                shared.tell(Message::CounterSeen(number, at));
+            });
         if let Err(e) = started {
             log::warning!("context {number}: can't look whether its counter is mapped: {e}");
         }
@@ -422,13 +423,7 @@ impl MainLoop {
     }
 
     /// Lets the call run at once if it can hit nothing; else hands it to a worker.
-    fn operation(
-        &mut self,
-        call: &Notification,
-        spaces: Vec<Arc<Space>>,
-        proof: bool,
-        operation: Operation,
-    ) {
+    fn operation(&mut self, call: &Notification, spaces: Vec<Arc<Space>>, proof: bool, operation: Operation) {
         // What the heap may cover before this call; a growing one reaches further only afterwards.
         let may_hit = spaces.iter().any(|s| may_hit(s, operation.reach_with_heap(s.heap_limit())));
         if let Operation::Brk { end } = operation {
@@ -461,7 +456,12 @@ impl MainLoop {
 
     /// What the call invalidates, where its registers tell and no look at the mapping table could make it
     /// exact: other threads may map meanwhile. Their presence is proved by one other thread that is alive.
-    fn known_at_once(&mut self, tid: u32, space: &Arc<Space>, operation: &Operation) -> Option<Vec<PageRange>> {
+    fn known_at_once(
+        &mut self,
+        tid: u32,
+        space: &Arc<Space>,
+        operation: &Operation,
+    ) -> Option<Vec<PageRange>> {
         let pid = space.pid;
         while let Some(other) =
             self.members.iter().find(|(t, s)| **t != tid && Arc::ptr_eq(s, space)).map(|(t, _)| *t)
@@ -480,9 +480,9 @@ impl MainLoop {
 
     /// A closed context whose counter may be unmapped by this call is looked at again soon.
     fn note_lingering(&mut self, spaces: &[Arc<Space>], reach: Reach) {
-        let touched = spaces.iter().any(|space| {
-            space.any(|c| c.lingering().is_some_and(|at| reach.ranges().any(|r| r.hits(at))))
-        });
+        let touched = spaces
+            .iter()
+            .any(|space| space.any(|c| c.lingering().is_some_and(|at| reach.ranges().any(|r| r.hits(at)))));
         if touched {
             self.recheck = Some(Instant::now() + Duration::from_millis(10));
         }
@@ -566,10 +566,9 @@ fn may_hit(space: &Space, reach: Reach) -> bool {
 /// Where a client still maps the context's counter; the shim's own mapping is the shared and writable one.
 fn mapped_counter(shared: &Shared, space: &Space, context: &Context) -> Option<PageRange> {
     match task::mappings(space.pid, &shared.kernel) {
-        Ok(table) => table
-            .iter()
-            .find(|m| context.is_counter(m) && !(m.shared && m.prot & 2 != 0))
-            .map(|m| m.range),
+        Ok(table) => {
+            table.iter().find(|m| context.is_counter(m) && !(m.shared && m.prot & 2 != 0)).map(|m| m.range)
+        }
         Err(e) => {
             log::debug!("process {}: {e}", space.pid);
             None

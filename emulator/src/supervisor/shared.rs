@@ -11,8 +11,8 @@ use ummunotify_sys::notify::Listener;
 
 use super::context::{Context, lock};
 use super::space::Space;
-use super::worker::{self, Finding};
 use super::task;
+use super::worker::{self, Finding};
 use crate::target::KernelTraits;
 
 /// What other threads tell the main loop.

@@ -11,8 +11,8 @@ use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_engine::Reason;
 
 use super::context::{Context, FileName, lock, sealed_memfd};
-use crate::target::Mapping;
 use super::worker::Job;
+use crate::target::Mapping;
 
 /// One address space. It outlives its process as long as a context of it is open somewhere.
 #[derive(Debug)]

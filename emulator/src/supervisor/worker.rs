@@ -110,10 +110,10 @@ pub fn run(
                 Effect::All(_) => space.invalidate_all(Reason::Unreadable),
             }
         }
-        if let Some(listener) = listener.get() {
-            if let Err(e) = listener.proceed(job.id) {
-                log::warning!("task {}: can't let its call go on: {e}", job.tid);
-            }
+        if let Some(listener) = listener.get()
+            && let Err(e) = listener.proceed(job.id)
+        {
+            log::warning!("task {}: can't let its call go on: {e}", job.tid);
         }
     }
 }

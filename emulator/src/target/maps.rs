@@ -234,3 +234,161 @@ fn vm_flags(text: &[u8]) -> VmFlags {
     }
     flags
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MAPS: &[u8] = b"\
+00400000-0048a000 r-xp 00001000 fd:03 960637       /bin/a b\n\
+01f5b000-01f7c000 rw-p 00000000 00:00 0            [heap]\n\
+7f1000000000-7f1000004000 rw-s 00002000 00:01 1043 /memfd:name with (deleted) (deleted)\n\
+7f1000004000-7f1000008000 r--s 00000000 00:01 5    /SYSV00000000 (deleted)\n\
+7f1000008000-7f1000009000 ---p 00000000 00:00 0 \n\
+7f1000009000-7f100000a000 rw-p 00000000 00:00 0    [anon:[heap]]\n\
+7f100000a000-7f100000b000 rw-p 00000000 00:05 4    /dev/zero\n\
+7f100000b000-7f100000c000 rw-p 00000000 08:01 12   /tmp/\\0127f10-7f11 rw-p [heap]\n\
+7f100000c000-7f100000d000 rw-p 00000000 08:01 13   [heap]x\n\
+7ffd0f163000-7ffd0f184000 rw-p 00000000 00:00 0    [stack]\n\
+7ffd0f1a0000-7ffd0f1a2000 r-xp 00000000 00:00 0    [vdso]\n\
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0    [vsyscall]\n";
+
+    #[test]
+    fn every_kind_of_line() {
+        let maps = parse(MAPS).unwrap();
+        let names: Vec<Name> = maps.iter().map(|m| m.name).collect();
+        use Name::*;
+        let expected = [Path, Heap, Path, SysV, None, Anonymous, Zero, Path, Path, Stack, Special, Special];
+        assert_eq!(names, expected);
+        assert_eq!(maps[0].range, PageRange::new(0x40_0000, 0x48_a000));
+        assert_eq!((maps[0].prot, maps[0].shared), (5, false));
+        assert_eq!(maps[0].device, Device { major: 0xfd, minor: 3 });
+        assert_eq!((maps[2].offset, maps[2].inode, maps[2].shared), (0x2000, 1043, true));
+        assert!(maps[2].is_file() && !maps[5].is_file());
+        assert_eq!(maps[11].range.end, 0xffff_ffff_ff60_1000);
+        assert_eq!(heap_end(&maps), Some(0x1f7_c000));
+    }
+
+    #[test]
+    fn flags_of_smaps() {
+        let text = b"\
+7f1000000000-7f1000004000 rw-p 00000000 00:00 0 \n\
+Size:                 16 kB\n\
+KernelPageSize:        4 kB\n\
+VmFlags: rd wr mr mw me lo dc ac sd \n\
+7f1000004000-7f1000008000 rw-s 00000000 00:0f 9    /anon_hugepage (deleted)\n\
+Size:                 16 kB\n\
+ProtectionKey:         0\n\
+VmFlags: rd wr sh mr mw me ms wf ht pf\n";
+        let maps = parse_smaps(text).unwrap();
+        let flags = VmFlags { locked: true, dont_copy: true, ..VmFlags::default() };
+        assert_eq!(maps[0].flags, Some(flags));
+        let flags = VmFlags { wipe_on_fork: true, hugetlb: true, pfn_map: true, ..VmFlags::default() };
+        assert_eq!(maps[1].flags, Some(flags));
+        // Cut short: a mapping without flags would be taken for one that has none.
+        let cut = &text[..text.len() - 40];
+        assert_eq!(parse_smaps(cut), Err(BAD_SMAPS));
+        assert_eq!(parse_smaps(&MAPS[..200]), Err(BAD_SMAPS));
+    }
+
+    /// A line that isn't understood is an error, not a mapping less.
+    #[test]
+    fn broken_lines_are_errors() {
+        let good = "7f00-8000 rw-p 00000000 00:00 0";
+        assert!(parse(good.as_bytes()).is_ok());
+        for bad in [
+            "7f00-8000",
+            "7f00 8000 rw-p 00000000 00:00 0",
+            "-8000 rw-p 00000000 00:00 0",
+            "7f00-8000 rwzp 00000000 00:00 0",
+            "7f00-8000 rw-x 00000000 00:00 0",
+            "7f00-8000 rw-p 00000000 00:00 ",
+            "7f00-8000 rw-p 00000000 0000 0",
+            "7F00-8000 rw-p 00000000 00:00 0",
+            "10000000000000000-20000000000000000 rw-p 00000000 00:00 0",
+            "7f00-8000 rw-p 00000000 00:00 99999999999999999999999",
+        ] {
+            assert_eq!(parse(bad.as_bytes()), Err(BAD), "{bad}");
+        }
+    }
+
+    /// A table read while it changes can repeat a part; what is returned is ascending all the same.
+    #[test]
+    fn repeated_parts_are_cut() {
+        let text = b"1000-5000 rw-p 00000000 00:01 7\n3000-8000 rw-p 00002000 00:01 7\n4000-6000 rw-p 00000000 00:00 0\n";
+        let maps = parse(text).unwrap();
+        let ranges: Vec<_> = maps.iter().map(|m| (m.range.start, m.range.end, m.offset)).collect();
+        assert_eq!(ranges, [(0x1000, 0x5000, 0), (0x5000, 0x8000, 0x4000)]);
+    }
+
+    #[test]
+    fn overlapping_is_what_overlaps() {
+        let maps = parse(MAPS).unwrap();
+        let over = |start, end| overlapping(&maps, PageRange::new(start, end)).len();
+        assert_eq!(over(0, 0x40_0000), 0);
+        assert_eq!(over(0, 0x40_0001), 1);
+        assert_eq!(over(0x7f10_0000_3fff, 0x7f10_0000_4001), 2);
+        assert_eq!(over(0, u64::MAX), maps.len());
+        assert_eq!(over(0x48_a000, 0x1f5_b000), 0);
+    }
+
+    /// This process's own tables are understood, and agree.
+    #[test]
+    fn own_tables() {
+        let maps = parse(&std::fs::read("/proc/self/maps").unwrap()).unwrap();
+        let smaps = parse_smaps(&std::fs::read("/proc/self/smaps").unwrap()).unwrap();
+        for table in [&maps, &smaps] {
+            assert!(table.iter().any(|m| m.name == Name::Stack));
+            assert!(table.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start));
+            let here = MAPS.as_ptr() as u64;
+            let m = overlapping(table, PageRange::new(here, here + 1));
+            assert!(m.len() == 1 && m[0].is_file());
+        }
+        assert!(smaps.iter().all(|m| m.flags.is_some()));
+    }
+
+    prop_compose! {
+        fn mapping()(gap in 0_u64..4, pages in 1_u64..9, prot in 0_u8..8, shared: bool, offset in 0_u64..1 << 40,
+                     major in 0_u32..4096, minor in 0_u32..1 << 20, inode: u64, name in "[ -~]{0,20}")
+            -> (u64, u64, u8, bool, u64, u32, u32, u64, String) {
+            (gap, pages, prot, shared, offset << 12, major, minor, inode, name)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(list in prop::collection::vec(mapping(), 0..20)) {
+            let (mut text, mut at, mut expected) = (String::new(), 0x10_0000, Vec::new());
+            for (gap, pages, prot, shared, offset, major, minor, inode, name) in list {
+                let start = at + gap * 4096;
+                at = start + pages * 4096;
+                let bit = |i: u8, c: char| if prot & 1 << i != 0 { c } else { '-' };
+                text += &format!(
+                    "{start:08x}-{at:08x} {}{}{}{} {offset:08x} {major:02x}:{minor:02x} {inode}    {name}\n",
+                    bit(0, 'r'), bit(1, 'w'), bit(2, 'x'), if shared { 's' } else { 'p' },
+                );
+                expected.push((PageRange::new(start, at), prot, shared, offset, Device { major, minor }, inode));
+            }
+            let got: Vec<_> = parse(text.as_bytes()).unwrap().iter()
+                .map(|m| (m.range, m.prot, m.shared, m.offset, m.device, m.inode)).collect();
+            prop_assert_eq!(got, expected);
+        }
+
+        #[test]
+        fn garbage_never_panics(text in prop::collection::vec(any::<u8>(), 0..400)) {
+            let _ = parse(&text);
+            let _ = parse_smaps(&text);
+        }
+
+        #[test]
+        fn nearly_right_never_panics(mut text in Just(MAPS.to_vec()), at in 0..MAPS.len(), byte: u8) {
+            text[at] = byte;
+            if let Ok(maps) = parse(&text) {
+                prop_assert!(maps.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start));
+                prop_assert!(maps.iter().all(|m| !m.range.is_empty()));
+            }
+            let _ = parse_smaps(&text);
+        }
+    }
+}

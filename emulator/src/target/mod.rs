@@ -6,6 +6,7 @@
 pub mod kernel;
 pub mod maps;
 pub mod process;
+mod walk;
 
 use std::fmt;
 use std::sync::Arc;

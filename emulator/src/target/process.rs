@@ -6,7 +6,6 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fmt;
 use std::fs::File;
 use std::io::{IoSliceMut, Read};
@@ -14,8 +13,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
-use nix::sys::stat::{FileStat, SFlag, fstat, lstat, stat};
+use nix::fcntl::OFlag;
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, lstat, stat};
 use nix::sys::statfs::{FsType, Statfs, fstatfs, statfs};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
@@ -23,6 +22,7 @@ use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 
 use super::maps::{self, Mapping};
+use super::walk;
 use super::{
     Descriptor, Device, FileIdentity, FileKind, KernelTraits, PathTarget, Result, Source, Target, Unreadable,
 };
@@ -150,35 +150,18 @@ impl<'a> ProcessTarget<'a> {
         Err(Unreadable { source: Source::Memory, errno: libc::ENAMETOOLONG })
     }
 
-    /// Opens what a path of the process names, without opening the file itself.
-    fn open_path(&self, directory: i32, path: &[u8]) -> nix::Result<OwnedFd> {
-        let how = OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC);
-        let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
+    /// Where this task looks paths up from.
+    fn walk(&self, directory: i32, path: &[u8]) -> nix::Result<Option<OwnedFd>> {
         let open = |base: &str| {
             let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | OFlag::O_DIRECTORY;
-            nix::fcntl::open(self.path(base).as_str(), flags, nix::sys::stat::Mode::empty())
+            nix::fcntl::open(self.path(base).as_str(), flags, Mode::empty())
         };
-        let same_root = || {
-            let root = |of: &str| stat(of).map(|s| (s.st_dev, s.st_ino));
-            let mounts = |of: &str| stat(of).map(|s| s.st_ino);
-            Ok::<_, Errno>(
-                root(&self.path("root"))? == root("/proc/self/root")?
-                    && mounts(&self.path("ns/mnt"))? == mounts("/proc/self/ns/mnt")?,
-            )
+        let base = match directory {
+            _ if path.starts_with(b"/") => "root".into(),
+            AT_FDCWD => "cwd".into(),
+            fd => format!("fd/{fd}"),
         };
-        // Magic links (/proc/self/fd and the like) would be this process's own: refused everywhere.
-        if path.as_bytes().starts_with(b"/") {
-            // RESOLVE_IN_ROOT resolves "..", and absolute links, as chroot would.
-            let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
-            return nix::fcntl::openat2(open("root")?, path.as_c_str(), how.resolve(resolve));
-        }
-        let base = if directory == AT_FDCWD { open("cwd")? } else { open(&format!("fd/{directory}"))? };
-        // Under another root ".." and absolute links would leave it: refused (EXDEV) rather than followed.
-        let mut resolve = ResolveFlag::RESOLVE_NO_MAGICLINKS;
-        if !same_root()? {
-            resolve |= ResolveFlag::RESOLVE_BENEATH;
-        }
-        nix::fcntl::openat2(base, path.as_c_str(), how.resolve(resolve))
+        walk::walk(open("root")?, open(&base)?, path)
     }
 }
 
@@ -261,9 +244,9 @@ impl Target for ProcessTarget<'_> {
 
     fn resolve_path(&mut self, directory: i32, path: u64) -> Result<PathTarget> {
         let path = self.string(path)?;
-        let fd = match self.open_path(directory, &path) {
-            Ok(fd) => fd,
-            Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(PathTarget::NoFile),
+        let fd = match self.walk(directory, &path) {
+            Ok(Some(fd)) => fd,
+            Ok(None) => return Ok(PathTarget::NoFile),
             Err(_) => return Ok(PathTarget::Unknown),
         };
         let Ok(file) = fstat(&fd) else { return Ok(PathTarget::Unknown) };
@@ -408,4 +391,137 @@ fn mount(line: &[u8], huge_page: u64) -> Option<(Device, FileKind)> {
         _ => FileKind::Stacked,
     };
     Some((device, kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::os::fd::AsRawFd;
+
+    fn own(kernel: &KernelTraits) -> ProcessTarget<'_> {
+        ProcessTarget::new(nix::unistd::gettid().as_raw(), false, kernel)
+    }
+
+    #[test]
+    fn status_of_a_process_with_an_odd_name() {
+        let text = b"Name:\tThreads:\t9\nUmask:\t0022\nTgid:\t70\nNgid:\t0\nPid:\t71\nNStgid:\t70\t3\nNSpid:\t71\t4\n\
+            VmLck:\t      16 kB\nThreads:\t1\n";
+        let status = Status::parse(text).unwrap();
+        assert_eq!((status.tgid, status.inner_tgid, status.inner_tid), (70, 3, 4));
+        assert_eq!((status.threads, status.locked_kib), (1, 16));
+        // A zombie has no memory lines.
+        assert!(Status::parse(b"Name:\tx\nTgid:\t70\nNStgid:\t70\nNSpid:\t70\nThreads:\t1\n").is_none());
+    }
+
+    #[test]
+    fn kinds_of_mounts() {
+        let text = b"\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
+23 22 0:20 / /proc rw - proc proc rw\n\
+24 22 0:21 /sub /dev/shm rw shared:2 master:3 - tmpfs tm\\040pfs rw,size=1k\n\
+25 22 0:22 / /huge rw - hugetlbfs none rw,seclabel,pagesize=1024M\n\
+26 22 0:23 / /huge2 rw - hugetlbfs none rw\n\
+27 22 0:24 / /c rw - overlay overlay rw,lowerdir=/a\n\
+28 22 0:25 / /d rw - fuse.sshfs x rw\nbroken line\n";
+        let mounts = mounts(text, 2 << 20);
+        let kind = |minor| mounts[&Device { major: 0, minor }];
+        assert_eq!(mounts[&Device { major: 8, minor: 1 }], FileKind::Disk);
+        assert_eq!(kind(21), FileKind::Tmpfs);
+        assert_eq!(kind(22), FileKind::Hugetlb(1 << 30));
+        assert_eq!(kind(23), FileKind::Hugetlb(2 << 20));
+        assert_eq!(kind(24), FileKind::Stacked);
+        assert_eq!(kind(25), FileKind::Stacked);
+        assert_eq!(mounts.len(), 7);
+    }
+
+    /// A descriptor is seen as what it is, and the mapping of it bears the same identity.
+    #[test]
+    fn descriptors() {
+        let kernel = KernelTraits::probe();
+        let mut target = own(&kernel);
+        let memfd = nix::sys::memfd::memfd_create(c"test", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+        nix::unistd::ftruncate(&memfd, 8192).unwrap();
+        let seen = target.descriptor(memfd.as_raw_fd()).unwrap().unwrap();
+        let file = seen.file.unwrap();
+        assert_eq!((seen.readable, seen.writable), (true, true));
+        assert_eq!((file.size, file.kind, Some(file.device)), (8192, FileKind::Tmpfs, kernel.shm_device));
+        let file_of = File::from(memfd);
+        // SAFETY: the memfd is this test's own and isn't changed while it is mapped.
+        let map = unsafe { memmap2::MmapMut::map_mut(&file_of) }.unwrap();
+        let at = map.as_ptr() as u64;
+        let maps = target.mappings().unwrap();
+        let m = maps::overlapping(&maps, PageRange::new(at, at + 1))[0];
+        assert_eq!((m.device, m.inode, m.shared), (file.device, file.inode, true));
+
+        let null = File::open("/dev/null").unwrap();
+        let seen = target.descriptor(null.as_raw_fd()).unwrap().unwrap();
+        assert_eq!((seen.file, seen.readable, seen.writable), (None, true, false));
+        assert_eq!(target.descriptor(1_000_000).unwrap(), None);
+        assert_eq!(target.descriptor(-1).unwrap(), None);
+    }
+
+    #[test]
+    fn memory_and_paths() {
+        let kernel = KernelTraits::probe();
+        let mut target = own(&kernel);
+        let words = [1_u64, 2, 3];
+        let mut bytes = [0; 24];
+        target.read_memory(words.as_ptr() as u64, &mut bytes).unwrap();
+        assert_eq!(bytes[8..16], 2_u64.to_le_bytes());
+        assert_eq!(target.read_memory(8, &mut bytes).unwrap_err().errno, libc::EFAULT);
+        assert!(target.read_memory(u64::MAX - 8, &mut bytes).is_err());
+
+        let mut resolve =
+            |directory, path: &std::ffi::CStr| target.resolve_path(directory, path.as_ptr() as u64);
+        let here = stat("/proc/self/exe").unwrap();
+        let exe = std::fs::read_link("/proc/self/exe").unwrap();
+        let exe = CString::new(exe.into_os_string().into_encoded_bytes()).unwrap();
+        let Ok(PathTarget::File(file)) = resolve(AT_FDCWD, &exe) else { panic!("{exe:?} not found") };
+        assert_eq!((file.inode, file.size), (here.st_ino, here.st_size as u64));
+        let name = CString::new(exe.as_bytes().rsplit(|b| *b == b'/').next().unwrap()).unwrap();
+        let folder = std::path::Path::new(exe.to_str().unwrap()).parent().unwrap();
+        let folder = File::open(folder).unwrap();
+        assert_eq!(resolve(folder.as_raw_fd(), &name), Ok(PathTarget::File(file)));
+        let up = CString::new([b"../deps/", name.as_bytes()].concat()).unwrap();
+        assert_eq!(resolve(folder.as_raw_fd(), &up), Ok(PathTarget::File(file)));
+        assert_eq!(resolve(AT_FDCWD, c"/nowhere/at/all"), Ok(PathTarget::NoFile));
+        assert_eq!(resolve(AT_FDCWD, c"/dev/null"), Ok(PathTarget::NoFile));
+        // These mean this process when another resolves them.
+        assert_eq!(resolve(AT_FDCWD, c"/proc/self/fd/0"), Ok(PathTarget::Unknown));
+        assert_eq!(resolve(AT_FDCWD, c"/dev/fd/0"), Ok(PathTarget::Unknown));
+        assert!(resolve(AT_FDCWD, c"/proc/self/exe").is_ok_and(|p| p == PathTarget::Unknown));
+    }
+
+    #[test]
+    fn facts_about_the_process() {
+        let kernel = KernelTraits::probe();
+        let mut target = own(&kernel);
+        // The test runner has threads; so have most programs that run tests.
+        assert!(!target.single_task().unwrap());
+        assert!(target.pid_is_self(0).unwrap());
+        assert!(!target.read_implies_exec().unwrap());
+        let heap = target.mappings().unwrap().iter().find(|m| m.name == maps::Name::Heap).copied();
+        let floor = target.heap_floor().unwrap();
+        assert!(floor > 0 && heap.is_none_or(|heap| floor <= heap.range.end));
+        assert_eq!(target.shm_size(i32::MAX).unwrap(), None);
+        assert!(target.mappings_with_flags().unwrap().iter().all(|m| m.flags.is_some()));
+        assert!(!target.pidfd_is_self(0).unwrap());
+        assert!(target.pidfd_is_self(-10_000).unwrap(), "PIDFD_SELF");
+        assert!(!target.pidfd_is_self(-1).unwrap());
+    }
+
+    /// A task that is gone is an error at each read, not a process without mappings.
+    #[test]
+    fn a_task_that_is_gone() {
+        let kernel = KernelTraits::probe();
+        let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
+        let tid = child.id() as i32;
+        child.wait().unwrap();
+        let mut target = ProcessTarget::new(tid, false, &kernel);
+        assert_eq!(target.mappings().unwrap_err().source, Source::Maps);
+        assert_eq!(target.mappings_with_flags().unwrap_err().source, Source::Smaps);
+        assert_eq!(target.single_task().unwrap_err().source, Source::Status);
+        assert_eq!(target.read_memory(4096, &mut [0]).unwrap_err().source, Source::Memory);
+    }
 }

@@ -9,10 +9,14 @@
 //! 3. When unsure, report.
 
 mod advice;
+#[cfg(test)]
+mod fake;
 mod file;
 mod memory;
 #[cfg(test)]
 mod recordings;
+#[cfg(test)]
+mod rules;
 mod task;
 
 use std::sync::Arc;

@@ -227,10 +227,10 @@ mod tests {
     fn watched(arch: u32, nr: u32, a: &[u64; 6], ip: u64, gate: Option<u64>) -> bool {
         let low = |i: usize| a[i] as u32;
         let advice = |i| matches!(low(i), 4 | 8 | 9 | 13 | 21 | 24 | 25 | 100 | 101 | 102);
-        let ioctl = matches!(
-            low(1),
-            0xc060_6610 | 0xc018_aa06 | 0x8010_aa01 | 0xc028_aa05 | 0x4030_5829 | 0x4030_582b | 0x4030_5839
-        );
+        let compat = arch == 0x4000_0003 || nr & 0x4000_0000 != 0 && nr & 0x3fff_ffff == 514;
+        let size = if compat { 0x2c_0000 } else { 0x30_0000 };
+        let ioctl = matches!(low(1), 0xc060_6610 | 0xc018_aa06 | 0x8010_aa01 | 0xc028_aa05)
+            || [0x4000_5829, 0x4000_582b, 0x4000_5839].map(|n| n | size).contains(&low(1));
         let mmap = low(3) & libc::MAP_FIXED as u32 != 0 && low(3) & libc::MAP_FIXED_NOREPLACE as u32 == 0;
         let clone = {
             let has = |flag: i32| low(0) & flag as u32 != 0;
@@ -319,7 +319,7 @@ mod tests {
         for request in [0xc060_6610_u64, 0xc018_aa06, 0x8010_aa01, 0xc028_aa05, 0x4030_5829, 0x4030_582b] {
             words.extend([request, request - 1, request + 1, request | 0xdead_beef << 32]);
         }
-        words.extend([0x4030_5839, 0x5401]);
+        words.extend([0x4030_5839, 0x5401, 0x402c_5829, 0x402c_582b, 0x402c_5839]);
         words
     }
 

@@ -138,7 +138,7 @@ pub enum Operation {
     /// ioctl UFFDIO_MOVE.
     #[allow(missing_docs)]
     UffdMove { argument: u64 },
-    /// A call whose arguments this code doesn't read: 32-bit entry, or an x32 call with compat structures.
+    /// A call whose arguments this code doesn't read: structures and 64-bit values of the 32-bit entries.
     #[allow(missing_docs)]
     Foreign { arch: u32, nr: u32 },
 }
@@ -255,24 +255,41 @@ impl Decoded {
     }
 
     fn x32(number: u32, a: &[u64; 6]) -> Self {
+        let foreign = Self::Operation(Operation::Foreign { arch: ARCH_X86_64, nr: number | X32_BIT });
         match number {
-            // struct iovec and arrays of pointers have 32-bit fields under x32.
-            nr::PROCESS_MADVISE | nr::X32_MOVE_PAGES => {
-                Self::Operation(Operation::Foreign { arch: ARCH_X86_64, nr: number | X32_BIT })
-            }
+            // struct iovec, arrays of pointers and struct space_resv are laid out as for 32-bit calls.
+            nr::PROCESS_MADVISE | nr::X32_MOVE_PAGES => foreign,
+            nr::X32_IOCTL if compat_space(a[1]) => foreign,
             nr::X32_IOCTL => Self::native(nr::IOCTL, a),
             nr::X32_EXECVE | nr::X32_EXECVEAT => Self::Exec,
             _ => Self::native(number, a),
         }
     }
 
-    /// 32-bit entry: what concerns tasks is told apart, everything else is taken as a change of anything.
+    /// 32-bit entry. Arguments are 32 bits wide, and the kernel takes those of the plain calls as they are;
+    /// calls with 64-bit values, structures or paths are taken as a change of anything.
     fn i386(number: u32, a: &[u64; 6]) -> Self {
+        let a = a.map(|arg| u64::from(arg as u32));
         match number {
             i386::FORK => Self::Fork(Operation::Fork),
             i386::CLONE => Self::clone(a[0] as u32),
             i386::CLONE3 => Self::Fork(Operation::Clone3 { arguments: a[0], size: a[1] }),
             i386::EXECVE | i386::EXECVEAT => Self::Exec,
+            i386::MUNMAP => Self::native(nr::MUNMAP, &a),
+            i386::MPROTECT => Self::native(nr::MPROTECT, &a),
+            i386::PKEY_MPROTECT => Self::native(nr::PKEY_MPROTECT, &a),
+            i386::MREMAP => Self::native(nr::MREMAP, &a),
+            i386::MADVISE => Self::native(nr::MADVISE, &a),
+            i386::BRK => Self::native(nr::BRK, &a),
+            i386::SHMDT => Self::native(nr::SHMDT, &a),
+            // Its offset counts pages.
+            i386::MMAP2 => Self::native(nr::MMAP, &[a[0], a[1], a[2], a[3], a[4], a[5] * PAGE_SIZE]),
+            // ipc(call, first, second, third, pointer): the call in the low half, a version in the high one.
+            i386::IPC => match a[0] & 0xffff {
+                21 => Self::native(nr::SHMAT, &[a[1], a[4], a[2], 0, 0, 0]),
+                22 => Self::native(nr::SHMDT, &[a[4], 0, 0, 0, 0, 0]),
+                _ => Self::Ignore,
+            },
             _ if policy::I386.iter().any(|rule| rule.nr == number) => {
                 Self::Operation(Operation::Foreign { arch: ARCH_I386, nr: number })
             }
@@ -488,6 +505,11 @@ fn replaces(flags: u64) -> bool {
     flags as u32 & MAP_FIXED != 0 && flags as u32 & MAP_FIXED_NOREPLACE == 0
 }
 
+/// The ioctls on files whose numbers differ by entry.
+fn compat_space(request: u64) -> bool {
+    [request::UNRESVSP_32, request::UNRESVSP64_32, request::ZERO_RANGE_32].contains(&(request as u32))
+}
+
 fn deallocates(mode: u32) -> bool {
     ![0, KEEP_SIZE, UNSHARE_RANGE].contains(&mode)
 }
@@ -495,4 +517,203 @@ fn deallocates(mode: u32) -> bool {
 /// O_PATH drops O_TRUNC; O_CREAT with O_EXCL makes a new file or fails.
 pub(crate) fn truncates(flags: u64) -> bool {
     flags & u64::from(O_TRUNC) != 0 && flags & O_PATH == 0 && flags & (O_CREAT | O_EXCL) != (O_CREAT | O_EXCL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: u64 = 0x7f10_0000_0000;
+    const P: u64 = PAGE_SIZE;
+
+    fn native(nr: i64, args: [u64; 6]) -> Decoded {
+        Decoded::new(&Syscall { arch: ARCH_X86_64, nr: nr as u32, args })
+    }
+
+    fn reach(nr: i64, args: [u64; 6]) -> Reach {
+        match native(nr, args) {
+            Decoded::Operation(op) => op.reach(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn range(start: u64, end: u64) -> Reach {
+        Reach::Ranges(PageRange::new(start, end), None)
+    }
+
+    /// A call that the filter traps must be decoded to something, and only such a call.
+    #[test]
+    fn what_is_trapped_is_decoded() {
+        for (arch, bit, rules) in [
+            (ARCH_X86_64, 0, policy::X86_64),
+            (ARCH_X86_64, X32_BIT, policy::X32_OWN),
+            (ARCH_X86_64, X32_BIT, policy::X86_64),
+            (ARCH_I386, 0, policy::I386),
+        ] {
+            for rule in rules {
+                // Words that meet each test of the table.
+                let words =
+                    [0, 1, 4, 0x10, 0x12, 0x200, 0x4000, 0xc060_6610, ummunotify_abi::wire::HELLO_PRCTL];
+                let decoded = words.map(|w| {
+                    // process_madvise's flags come fifth and must be 0.
+                    let args = [w, w, w, w, if rule.nr == nr::PROCESS_MADVISE { 0 } else { w }, w];
+                    Decoded::new(&Syscall { arch, nr: rule.nr | bit, args })
+                });
+                // ipc is told apart by its first argument alone; it has a test of its own.
+                let told = arch == ARCH_I386 && rule.nr == i386::IPC;
+                assert!(told || decoded.iter().any(|d| *d != Decoded::Ignore), "{arch:#x} {}", rule.nr);
+            }
+        }
+        for nr in [0, 1, 3, 8, 13, 39, 58, 60, 202, 231, 232, 281, 334, 425, 426, 441, 600] {
+            assert_eq!(native(nr, [u64::MAX; 6]), Decoded::Ignore, "{nr}");
+        }
+    }
+
+    #[test]
+    fn arguments_decide() {
+        let mmap = |flags: i32| native(libc::SYS_mmap, [A, P, 3, flags as u64, u64::MAX, 0]);
+        assert_eq!(mmap(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS), Decoded::Ignore);
+        assert_eq!(mmap(0x22 | libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE), Decoded::Ignore);
+        assert!(matches!(mmap(0x32), Decoded::Operation(Operation::MmapFixed { fd: -1, .. })));
+        let brk = |end| native(libc::SYS_brk, [end, 0, 0, 0, 0, 0]);
+        assert_eq!(brk(0), Decoded::Ignore);
+        assert_eq!(brk(A), Decoded::Operation(Operation::Brk { end: A }));
+        // An int argument's high word is noise.
+        let noise = 0xdead_beef << 32;
+        let advice = native(libc::SYS_madvise, [A, P, noise | 4, 0, 0, 0]);
+        assert_eq!(advice, Decoded::Operation(Operation::Madvise { start: A, len: P, advice: 4 }));
+        assert_eq!(native(libc::SYS_madvise, [A, P, 3, 0, 0, 0]), Decoded::Ignore);
+        let open = |flags: i32| native(libc::SYS_openat, [noise | 7, A, flags as u64, 0o600, 0, 0]);
+        assert_eq!(open(libc::O_WRONLY | libc::O_CREAT), Decoded::Ignore);
+        let truncate = Decoded::Operation(Operation::OpenTruncate { directory: 7, path: A });
+        assert_eq!(open(libc::O_WRONLY | libc::O_TRUNC), truncate);
+        assert_eq!(open(libc::O_TRUNC | libc::O_CREAT | libc::O_EXCL), Decoded::Ignore);
+        assert_eq!(open(libc::O_TRUNC | libc::O_PATH), Decoded::Ignore);
+        let pkey = |key: u64| native(libc::SYS_pkey_mprotect, [A, P, 1, key, 0, 0]);
+        let protect = |pkey| Decoded::Operation(Operation::Mprotect { start: A, len: P, prot: 1, pkey });
+        assert_eq!(pkey(u64::from(u32::MAX)), protect(None));
+        assert_eq!(pkey(0), protect(Some(0)));
+        let shmat = |flags: u64| native(libc::SYS_shmat, [5, A + 100, flags, 0, 0, 0]);
+        let at = |start| Decoded::Operation(Operation::ShmatRemap { id: 5, start });
+        assert_eq!(shmat(0x2000), Decoded::Ignore);
+        assert_eq!(shmat(0x4000), at(A + 100));
+        assert_eq!(shmat(0x6000), at(A));
+        assert_eq!(native(libc::SYS_prctl, [0x554d_4d55, 1, 0, 0, 0, 0]), Decoded::Hello { version: 1 });
+        assert_eq!(native(libc::SYS_execveat, [0; 6]), Decoded::Exec);
+    }
+
+    #[test]
+    fn tasks() {
+        let clone = |flags: i32| native(libc::SYS_clone, [flags as u64, 0, 0, 0, 0, 0]);
+        assert_eq!(native(libc::SYS_fork, [0; 6]), Decoded::Fork(Operation::Fork));
+        assert_eq!(clone(libc::SIGCHLD), Decoded::Fork(Operation::Fork));
+        assert_eq!(clone(libc::CLONE_VM | libc::SIGCHLD), Decoded::NewTask);
+        assert_eq!(clone(libc::CLONE_VM | libc::CLONE_VFORK), Decoded::Ignore);
+        assert_eq!(clone(libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND), Decoded::Ignore);
+        let clone3 = native(libc::SYS_clone3, [A, 88, 0, 0, 0, 0]);
+        assert_eq!(clone3, Decoded::Fork(Operation::Clone3 { arguments: A, size: 88 }));
+        let foreign = |nr| Decoded::new(&Syscall { arch: ARCH_I386, nr, args: [0x100; 6] });
+        assert_eq!(foreign(2), Decoded::Fork(Operation::Fork));
+        assert_eq!(foreign(120), Decoded::NewTask);
+        assert_eq!(foreign(11), Decoded::Exec);
+        assert_eq!(foreign(20), Decoded::Ignore);
+    }
+
+    #[test]
+    fn calls_by_the_32_bit_entry() {
+        let call = |nr, args| Decoded::new(&Syscall { arch: ARCH_I386, nr, args });
+        let noise = 0xdead_beef << 32;
+        let munmap = Decoded::Operation(Operation::Munmap { start: 0x1000_0000, len: P });
+        assert_eq!(call(91, [noise | 0x1000_0000, P, 0, 0, 0, 0]), munmap);
+        let mmap2 = call(192, [0x1000_0000, P, 3, 0x12, u64::from(u32::MAX), 3]);
+        let expected =
+            Operation::MmapFixed { start: 0x1000_0000, len: P, flags: 0x12, fd: -1, offset: 3 * P };
+        assert_eq!(mmap2, Decoded::Operation(expected));
+        assert_eq!(call(192, [0x1000_0000, P, 3, 0x22, 0, 0]), Decoded::Ignore);
+        let shmdt = Decoded::Operation(Operation::Shmdt { start: 0x1000_0000 });
+        assert_eq!(call(117, [22, 0, 0, 0, 0x1000_0000, 0]), shmdt);
+        let shmat = Decoded::Operation(Operation::ShmatRemap { id: 5, start: 0x1000_0000 });
+        assert_eq!(call(117, [0x1_0015, 5, 0x4000, 0, 0x1000_0000, 0]), shmat);
+        assert_eq!(call(117, [21, 5, 0, 0, 0x1000_0000, 0]), Decoded::Ignore);
+        assert_eq!(call(117, [1, 5, 0, 0, 0, 0]), Decoded::Ignore, "semop");
+        for nr in [5, 8, 90, 92, 93, 193, 194, 257, 274, 294, 295, 317, 324, 437, 440] {
+            let foreign = Decoded::Operation(Operation::Foreign { arch: ARCH_I386, nr });
+            assert_eq!(call(nr, [0; 6]), foreign);
+        }
+        let x32 = Syscall { arch: ARCH_X86_64, nr: 514 | X32_BIT, args: [3, 0x402c_582b, A, 0, 0, 0] };
+        assert!(matches!(Decoded::new(&x32), Decoded::Operation(Operation::Foreign { .. })));
+    }
+
+    #[test]
+    fn x32_calls_stand_for_others() {
+        let x32 = |nr: u32, args| Decoded::new(&Syscall { arch: ARCH_X86_64, nr: nr | X32_BIT, args });
+        let munmap = Decoded::Operation(Operation::Munmap { start: A, len: P });
+        assert_eq!(x32(11, [A, P, 0, 0, 0, 0]), munmap);
+        assert_eq!(x32(520, [0; 6]), Decoded::Exec);
+        let scan = Decoded::Operation(Operation::PagemapScan { argument: A });
+        assert_eq!(x32(514, [3, 0xc060_6610, A, 0, 0, 0]), scan);
+        assert!(matches!(x32(533, [0, 1, A, A, 0, 0]), Decoded::Operation(Operation::Foreign { .. })));
+        assert!(matches!(x32(440, [0, A, 1, 4, 0, 0]), Decoded::Operation(Operation::Foreign { .. })));
+    }
+
+    /// Calls that can only fail reach nothing: they cost no look at the process.
+    #[test]
+    fn failing_calls_reach_nothing() {
+        for args in [[A + 1, P], [A, 0], [A, u64::MAX], [A, 1 << 63], [1 << 63, P], [ADDRESS_END, P]] {
+            assert_eq!(reach(libc::SYS_munmap, [args[0], args[1], 0, 0, 0, 0]), Reach::Nothing, "{args:x?}");
+        }
+        let mmap = |start, len, flags, offset| reach(libc::SYS_mmap, [start, len, 3, flags, 3, offset]);
+        assert_eq!(mmap(A + 1, P, 0x32, 0), Reach::Nothing);
+        assert_eq!(mmap(A, 0, 0x32, 0), Reach::Nothing);
+        assert_eq!(mmap(A, P, 0x11, 1), Reach::Nothing);
+        assert_eq!(mmap(A, P, 0x30, 0), Reach::Nothing, "neither shared nor private");
+        let mremap = |old, new, flags, to| reach(libc::SYS_mremap, [A, old, new, flags as u64, to, 0]);
+        assert_eq!(mremap(P, 2 * P, 0, 0), Reach::Nothing, "growth in place");
+        assert_eq!(mremap(P, P, 1, 0), Reach::Nothing, "no change");
+        assert_eq!(mremap(P, 0, 1, 0), Reach::Nothing);
+        assert_eq!(mremap(P, P, 2, A), Reach::Nothing, "FIXED without MAYMOVE");
+        assert_eq!(mremap(P, 2 * P, 5, A), Reach::Nothing, "DONTUNMAP that grows");
+        assert_eq!(mremap(P, P, 8, 0), Reach::Nothing, "unknown flag");
+        assert_eq!(mremap(4 * P, 4 * P, 3, A + P), Reach::Nothing, "overlap");
+        assert_eq!(reach(libc::SYS_mprotect, [A, P, 0x100, 0, 0, 0]), Reach::Nothing, "unknown protection");
+        assert_eq!(reach(libc::SYS_mprotect, [A, P, 1 << 32, 0, 0, 0]), Reach::Nothing);
+        assert_eq!(reach(libc::SYS_fallocate, [3, 2, 0, P, 0, 0]), Reach::Nothing, "hole without KEEP_SIZE");
+        assert_eq!(reach(libc::SYS_fallocate, [3, 3, u64::MAX, P, 0, 0]), Reach::Nothing);
+        assert_eq!(reach(libc::SYS_fallocate, [3, 3, P, i64::MAX as u64, 0, 0]), Reach::Nothing);
+        assert_eq!(reach(libc::SYS_ftruncate, [3, u64::MAX, 0, 0, 0, 0]), Reach::Nothing);
+        assert_eq!(reach(libc::SYS_shmdt, [A + 8, 0, 0, 0, 0, 0]), Reach::Nothing);
+        let clone3 = Decoded::Fork(Operation::Clone3 { arguments: A, size: 8 });
+        assert_eq!(native(libc::SYS_clone3, [A, 8, 0, 0, 0, 0]), clone3);
+        assert_eq!(Operation::Clone3 { arguments: A, size: 8 }.reach(), Reach::Nothing);
+    }
+
+    #[test]
+    fn reaches_are_the_widest() {
+        assert_eq!(reach(libc::SYS_munmap, [A, 1, 0, 0, 0, 0]), range(A, A + P));
+        let tagged = A | 0x1f << 57;
+        assert_eq!(reach(libc::SYS_munmap, [tagged, 1, 0, 0, 0, 0]), range(A, A + P), "masked address bits");
+        let file = [A, P, 3, 0x11, 3, 0];
+        assert_eq!(reach(libc::SYS_mmap, file), range(A, A + HUGE_1G), "a file may have huge pages");
+        let odd = [A + P, P, 3, 0x11, 3, 0];
+        assert_eq!(reach(libc::SYS_mmap, odd), range(A + P, A + 2 * P), "but not at this address");
+        let mremap = |flags: u64| reach(libc::SYS_mremap, [A + P, 4 * P, 2 * P, flags, 2 * A + P, 0]);
+        assert_eq!(mremap(0), range(A + 3 * P, A + 5 * P));
+        let (target, source) = (PageRange::new(2 * A + P, 2 * A + 3 * P), PageRange::new(A + P, A + 5 * P));
+        assert_eq!(mremap(3), Reach::Ranges(target, Some(source)));
+        let down = [A, P, PROT_GROWSDOWN | 7, 0, 0, 0];
+        assert_eq!(reach(libc::SYS_mprotect, down), range(0, A + P), "the stack, from its end on");
+        assert_eq!(reach(libc::SYS_brk, [A + 1, 0, 0, 0, 0, 0]), range(A + P, u64::MAX));
+        assert_eq!(reach(libc::SYS_madvise, [A, P, 9, 0, 0, 0]), Reach::AnyFileMapping);
+    }
+
+    /// A growing heap must not cost a look at every mapping above it.
+    #[test]
+    fn a_known_heap_narrows_brk() {
+        let brk = Operation::Brk { end: A + 4 * P };
+        assert_eq!(brk.reach_with_heap(A + 4 * P), Reach::Nothing);
+        assert_eq!(brk.reach_with_heap(A + 2 * P), Reach::Nothing);
+        assert_eq!(brk.reach_with_heap(A + 5 * P + 1), range(A + 4 * P, A + 6 * P));
+        let munmap = Operation::Munmap { start: A, len: P };
+        assert_eq!(munmap.reach_with_heap(0), munmap.reach());
+    }
 }

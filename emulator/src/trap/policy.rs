@@ -79,6 +79,10 @@ pub(crate) mod request {
     pub(crate) const UNRESVSP64: u32 = 0x4030_582b;
     /// `FS_IOC_ZERO_RANGE`: likewise, FALLOC_FL_ZERO_RANGE.
     pub(crate) const ZERO_RANGE: u32 = 0x4030_5839;
+    /// The same by 32-bit entries (`FS_IOC_UNRESVSP_32` and so on).
+    pub(crate) const UNRESVSP_32: u32 = 0x402c_5829;
+    pub(crate) const UNRESVSP64_32: u32 = 0x402c_582b;
+    pub(crate) const ZERO_RANGE_32: u32 = 0x402c_5839;
 }
 
 /// Advices of `madvise`.
@@ -127,6 +131,17 @@ const REQUESTS: &[u32] = &[
     request::UNRESVSP,
     request::UNRESVSP64,
     request::ZERO_RANGE,
+];
+
+/// By the entries whose `struct space_resv` is packed, which makes other numbers.
+const COMPAT_REQUESTS: &[u32] = &[
+    request::PAGEMAP_SCAN,
+    request::UFFDIO_WRITEPROTECT,
+    request::UFFDIO_UNREGISTER,
+    request::UFFDIO_MOVE,
+    request::UNRESVSP_32,
+    request::UNRESVSP64_32,
+    request::ZERO_RANGE_32,
 ];
 
 /// MAP_FIXED alone replaces; with MAP_FIXED_NOREPLACE the kernel refuses to (4.17).
@@ -210,7 +225,7 @@ pub const X86_64: &[Rule] = &[
 
 /// x32's own numbers (with [`X32_BIT`] taken off), by ascending number; the others are x86-64's.
 pub const X32_OWN: &[Rule] = &[
-    rule(nr::X32_IOCTL, Test::OneOf(1, REQUESTS)),
+    rule(nr::X32_IOCTL, Test::OneOf(1, COMPAT_REQUESTS)),
     rule(nr::X32_EXECVE, Test::Always),
     rule(nr::X32_MOVE_PAGES, Test::NotZero(3)),
     rule(nr::X32_EXECVEAT, Test::Always),
@@ -252,14 +267,15 @@ pub(crate) mod i386 {
     pub const PROCESS_MADVISE: u32 = 440;
 }
 
-/// i386, by ascending number. Old mmap and ipc carry their arguments behind a pointer or packed: always.
+/// i386, by ascending number. Old mmap's arguments lie behind a pointer, ipc's call has a version beside it:
+/// always.
 pub const I386: &[Rule] = &[
     rule(i386::FORK, Test::Always),
     rule(i386::OPEN, Test::AnyBit(1, O_TRUNC)),
     rule(i386::CREAT, Test::Always),
     rule(i386::EXECVE, Test::Always),
     rule(i386::BRK, Test::NotZero(0)),
-    rule(i386::IOCTL, Test::OneOf(1, REQUESTS)),
+    rule(i386::IOCTL, Test::OneOf(1, COMPAT_REQUESTS)),
     rule(i386::MMAP, Test::Always),
     rule(i386::MUNMAP, Test::Always),
     rule(i386::TRUNCATE, Test::Always),

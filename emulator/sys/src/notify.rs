@@ -10,7 +10,8 @@ use crate::check;
 const NOTIF_RECV: libc::Ioctl = 0xc050_2100_u32 as libc::Ioctl;
 const NOTIF_SEND: libc::Ioctl = 0xc018_2101_u32 as libc::Ioctl;
 
-const _: () = assert!(size_of::<libc::seccomp_notif>() == 0x50 && size_of::<libc::seccomp_notif_resp>() == 0x18);
+const _: () =
+    assert!(size_of::<libc::seccomp_notif>() == 0x50 && size_of::<libc::seccomp_notif_resp>() == 0x18);
 
 /// The receiving end of a filter that answers `SECCOMP_RET_USER_NOTIF`.
 #[derive(Debug)]
@@ -37,15 +38,16 @@ impl Listener {
     /// Takes a listener descriptor. Fails where the kernel's notification structures are larger than the
     /// ones compiled in (`SECCOMP_GET_NOTIF_SIZES`), since it would then write past our buffer.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        let mut sizes = libc::seccomp_notif_sizes { seccomp_notif: 0, seccomp_notif_resp: 0, seccomp_data: 0 };
+        let mut sizes =
+            libc::seccomp_notif_sizes { seccomp_notif: 0, seccomp_notif_resp: 0, seccomp_data: 0 };
         // SAFETY: the operation writes one `seccomp_notif_sizes` to the address, which is valid.
-        check(unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_NOTIF_SIZES, 0, &raw mut sizes)
-        })?;
+        check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_NOTIF_SIZES, 0, &raw mut sizes) })?;
         if usize::from(sizes.seccomp_notif) > size_of::<libc::seccomp_notif>()
             || usize::from(sizes.seccomp_notif_resp) > size_of::<libc::seccomp_notif_resp>()
         {
-            return Err(io::Error::other("this kernel's seccomp notifications are larger than this build knows"));
+            return Err(io::Error::other(
+                "this kernel's seccomp notifications are larger than this build knows",
+            ));
         }
         Ok(Self(fd))
     }
@@ -56,9 +58,7 @@ impl Listener {
         // SAFETY: all-zero is a valid `seccomp_notif`, and the kernel demands a zeroed one.
         let mut raw: libc::seccomp_notif = unsafe { std::mem::zeroed() };
         // SAFETY: the ioctl writes one `seccomp_notif`, whose size `new` compared with the kernel's.
-        let ret = unsafe {
-            libc::ioctl(self.0.as_raw_fd(), NOTIF_RECV, &raw mut raw)
-        };
+        let ret = unsafe { libc::ioctl(self.0.as_raw_fd(), NOTIF_RECV, &raw mut raw) };
         match check(ret.into()) {
             Ok(_) => Ok(Some(Notification {
                 id: raw.id,
@@ -86,9 +86,7 @@ impl Listener {
     fn send(&self, id: u64, val: i64, flags: u32) -> io::Result<()> {
         let mut answer = libc::seccomp_notif_resp { id, val, error: 0, flags };
         // SAFETY: the ioctl reads one `seccomp_notif_resp`, whose size `new` compared with the kernel's.
-        let ret = unsafe {
-            libc::ioctl(self.0.as_raw_fd(), NOTIF_SEND, &raw mut answer)
-        };
+        let ret = unsafe { libc::ioctl(self.0.as_raw_fd(), NOTIF_SEND, &raw mut answer) };
         match check(ret.into()) {
             // ENOENT: the task was killed or interrupted; nobody waits for this answer.
             Err(e) if e.raw_os_error() != Some(libc::ENOENT) => Err(e),

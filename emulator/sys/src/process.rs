@@ -51,7 +51,9 @@ pub fn gettid() -> u32 {
 pub fn random_u64() -> io::Result<u64> {
     let mut bytes = [0u8; 8];
     // SAFETY: the buffer is valid for its eight bytes.
-    let n = check(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) }.try_into().unwrap_or(-1))?;
+    let n = check(
+        unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) }.try_into().unwrap_or(-1),
+    )?;
     if n != 8 {
         return Err(io::Error::other("getrandom gave too few bytes"));
     }

@@ -3,9 +3,8 @@
 
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicU64;
-use std::vec::Vec;
 
-use crate::{ARENA_BYTES, Engine};
+use crate::{ARENA_BYTES, BadArena, Engine};
 
 const LEN: usize = ARENA_BYTES + 4096;
 
@@ -24,7 +23,14 @@ impl Memory {
     fn map(flags: i32, fd: i32) -> Self {
         // SAFETY: a new mapping.
         let base = unsafe {
-            libc::mmap(null_mut(), LEN, libc::PROT_READ | libc::PROT_WRITE, flags | libc::MAP_NORESERVE, fd, 0)
+            libc::mmap(
+                null_mut(),
+                LEN,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags | libc::MAP_NORESERVE,
+                fd,
+                0,
+            )
         };
         assert_ne!(base, libc::MAP_FAILED);
         // SAFETY: the mapping made above.
@@ -54,14 +60,22 @@ impl Memory {
         unsafe { self.base.add(ARENA_BYTES) }.cast()
     }
 
-    pub(crate) fn create(&self) -> Engine {
+    pub(crate) fn try_create(&self) -> Result<Engine, BadArena> {
         // SAFETY: the mapping outlives the tests' engines, and is touched through atomics.
-        unsafe { Engine::create(self.base, ARENA_BYTES, self.counter()) }.expect("memory isn't zeroed")
+        unsafe { Engine::create(self.base, ARENA_BYTES, self.counter()) }
+    }
+
+    pub(crate) fn create(&self) -> Engine {
+        self.try_create().expect("memory isn't zeroed")
+    }
+
+    pub(crate) fn try_attach(&self) -> Result<Engine, BadArena> {
+        // SAFETY: as above.
+        unsafe { Engine::attach(self.base, ARENA_BYTES, self.counter()) }
     }
 
     pub(crate) fn attach(&self) -> Engine {
-        // SAFETY: as above.
-        unsafe { Engine::attach(self.base, ARENA_BYTES, self.counter()) }.expect("no arena")
+        self.try_attach().expect("no arena")
     }
 
     /// Zeroes private memory.
@@ -84,11 +98,6 @@ impl Memory {
         let result = unsafe { libc::mincore(self.base.as_ptr().cast(), ARENA_BYTES, map.as_mut_ptr()) };
         assert_eq!(result, 0);
         map.iter().filter(|&&byte| byte & 1 != 0).count()
-    }
-
-    /// A copy of what is in memory.
-    pub(crate) fn words(&self, offset: usize, n: usize) -> Vec<u64> {
-        (0..n).map(|i| self.word(offset + 8 * i).load(core::sync::atomic::Ordering::Relaxed)).collect()
     }
 }
 

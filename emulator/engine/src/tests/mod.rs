@@ -1,9 +1,12 @@
 //! Tests of the engine.
 
+mod death;
 pub(crate) mod hook;
+mod hostile;
 mod memory;
 mod model;
 mod properties;
+mod rules;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::vec::Vec;

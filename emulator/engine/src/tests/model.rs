@@ -127,9 +127,8 @@ impl Model {
             let region = after.regions.iter_mut().find(|region| region.cookie == cookie).unwrap();
             let (range, hint) = (region.range, region.queued.take().unwrap());
             region.moved = after.time;
-            let bounds = hint.map_or(range, |hint| {
-                PageRange::new(hint.start.max(range.start), hint.end.min(range.end))
-            });
+            let bounds = hint
+                .map_or(range, |hint| PageRange::new(hint.start.max(range.start), hint.end.min(range.end)));
             records.push(Event {
                 kind: 0,
                 flags: u32::from(hint.is_some()),

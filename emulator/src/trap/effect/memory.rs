@@ -114,20 +114,25 @@ pub(super) fn mremap(
     }
     let span = |at: u64, len: u64| PageRange::new(at, at.saturating_add(len));
     let mut out = Vec::new();
-    if fixed && old_len == new_len && view.alone && target.kernel().mremap_moves_several {
+    if fixed && old_len == new_len && target.kernel().mremap_moves_several {
         move_several(target, &view, span(start, old_len), destination, keep, &mut out);
         return Ok(out);
     }
-    if fixed {
-        unmap(target, &view, span(destination, new_len), &mut out);
-    }
+    // What moves must lie in one mapping, else EFAULT; a private mapping can't be duplicated.
+    let old = span(start, old_len.min(new_len));
+    let fails = first.is_some_and(|m| old.end > m.range.end || (old_len == 0 && !m.shared));
     if fixed || keep {
+        // Since 6.17 that is found out at the start (seen on 6.18), before when destination and tail were gone.
+        if view.alone && fails && target.kernel().mremap_moves_several {
+            return Ok(out);
+        }
+        if fixed {
+            unmap(target, &view, span(destination, new_len), &mut out);
+        }
         if old_len > new_len {
             unmap(target, &view, span(start + new_len, old_len - new_len), &mut out);
         }
-        let old = span(start, old_len.min(new_len));
-        // What is left must lie in one mapping, else EFAULT, after destination and tail are gone.
-        if !view.alone || first.is_some_and(|m| old.end <= m.range.end) {
+        if !view.alone || !fails {
             moved(target, &view, old, keep, &mut out);
         }
         return Ok(out);
@@ -137,12 +142,10 @@ pub(super) fn mremap(
         return Ok(out);
     }
     // It grows, and may move.
-    let old = span(start, old_len);
     if view.alone
         && let Some(m) = first
     {
         let more = PageRange::new(m.range.end, start.saturating_add(new_len));
-        let fails = old.end > m.range.end;
         let in_place = old.end == m.range.end && view.over(more).is_empty() && more.end <= LOW_ADDRESS_END;
         if fails || in_place {
             return Ok(out);
