@@ -100,6 +100,7 @@ fn read_locked<P: Port>(
             n += 1;
         }
     }
+    step();
     let regions = n;
     if n > 0 {
         header.epoch.store(epoch, Release);
