@@ -202,9 +202,10 @@ fn top(stack: &mut [u8; STACK]) -> *mut c_void {
 
 fn refused(errno: c_int, token: u64) -> c_int {
     match errno {
-        libc::ECONNRESET if token == 0 => {
-            explain("the supervisor, which ended before it answered (UMMUNOTIFY_LOG_FILE shows why),", libc::EIO)
-        }
+        libc::ECONNRESET if token == 0 => explain(
+            "the supervisor, which ended before it answered (UMMUNOTIFY_LOG_FILE shows why),",
+            libc::EIO,
+        ),
         libc::ECONNRESET | libc::EAGAIN => explain("the supervisor, which gives no answer,", libc::EIO),
         libc::EPROTONOSUPPORT => {
             explain("the supervisor, which is of another version than the library,", libc::EPROTONOSUPPORT)

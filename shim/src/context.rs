@@ -9,7 +9,7 @@
 //! inside: `generation << 32 | CLOSING | users`. 0 is a free slot.
 
 use core::cell::UnsafeCell;
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -65,7 +65,7 @@ pub struct Identity {
     pub inode: u64,
 }
 
-/// The right to use a slot, for as long as it lives. Signals are blocked meanwhile.
+/// The right to use a slot, for as long as it lives.
 pub struct Ticket {
     slot: &'static Slot,
     index: u16,
@@ -99,11 +99,25 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if self.mapped.is_some() {
-            let left = self.slot.word.fetch_sub(1, Ordering::AcqRel) - 1;
-            if left & CLOSING != 0 && users(left) == 0 {
-                self.slot.tear_down();
-            }
+            self.slot.leave();
         }
+    }
+}
+
+/// What libc calls when a thread that waits with a ticket in hand is cancelled or leaves by longjmp: Rust's own
+/// clean-up doesn't run then.
+pub type CleanUp = extern "C" fn(*mut c_void);
+
+impl Ticket {
+    /// A function, and its argument, that does what dropping the ticket would.
+    pub fn clean_up(&self) -> (CleanUp, *mut c_void) {
+        extern "C" fn nothing(_: *mut c_void) {}
+        extern "C" fn leave(slot: *mut c_void) {
+            // SAFETY: the pointer is that of a slot, which stays for good.
+            unsafe { &*slot.cast::<Slot>() }.leave();
+        }
+        let function: CleanUp = if self.mapped.is_some() { leave } else { nothing };
+        (function, (&raw const *self.slot).cast_mut().cast())
     }
 }
 
@@ -142,6 +156,13 @@ impl Slot {
                 }
                 Err(now) => word = now,
             }
+        }
+    }
+
+    fn leave(&self) {
+        let left = self.word.fetch_sub(1, Ordering::AcqRel) - 1;
+        if left & CLOSING != 0 && users(left) == 0 {
+            self.tear_down();
         }
     }
 

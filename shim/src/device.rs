@@ -12,7 +12,7 @@ use ummunotify_abi::device::{
 use ummunotify_abi::wire::Op;
 use ummunotify_engine::{Engine, Port, ReadError, Reason, RegisterError, UnregisterError};
 
-use crate::context::Ticket;
+use crate::context::{CleanUp, Ticket};
 use crate::door::{Answer, Buffer, Connection, Owned};
 use crate::host::ClientHost;
 use crate::memory::{self, Target};
@@ -108,41 +108,45 @@ fn connect(ticket: &Ticket) -> Result<Connection, c_int> {
 }
 
 /// read and its kin. `None`: the descriptor isn't ours.
+///
+/// As in the kernel, a read that sleeps keeps its context whatever becomes of the descriptor's number.
 pub fn read(fd: c_int, target: Target) -> Option<isize> {
+    let mut held: Option<Ticket> = None;
     let mut rounds = 0u32;
     loop {
         let step = {
             let _blocked = sys::SignalsBlocked::new();
-            let ticket = table::lookup(fd)?;
-            let len = match target.len() {
-                Ok(len) => len,
-                Err(errno) => return Some(-(errno as isize)),
+            let (ticket, open) = match held.take() {
+                Some(ticket) => {
+                    let open = table::identity(fd) == Some(ticket.identity());
+                    (ticket, open)
+                }
+                None => (table::lookup(fd)?, true),
             };
-            let room = len.min(PAGE) / RECORD;
-            match ticket.engine() {
-                Some(engine) => read_here(fd, &engine, room, target),
-                None => read_there(fd, &ticket, room, target),
+            let step = read_once(open.then_some(fd), &ticket, target);
+            // Without the descriptor there is nothing to wait on any more.
+            if step == Err(libc::EAGAIN) && !open {
+                Err(libc::EBADF)
+            } else {
+                held = Some(ticket);
+                step
             }
         };
         match step {
-            Ok(records) => return Some((records * RECORD) as isize),
+            Ok(bytes) => return Some(bytes as isize),
             Err(libc::EAGAIN) => {}
             Err(errno) => return Some(-(errno as isize)),
         }
-        // Not readable. Signals are let through again, and no ticket is held: whoever leaves the wait by
-        // siglongjmp or cancellation takes nothing along.
-        match wait(fd) {
+        // Not readable. Signals are let through again.
+        let ticket = held.as_ref()?;
+        match wait(fd, ticket) {
             Waited::Readable => {}
             Waited::Failed(errno) => return Some(-(errno as isize)),
-            Waited::Orphaned => {
-                let _blocked = sys::SignalsBlocked::new();
-                let ticket = table::lookup(fd)?;
-                match ticket.engine() {
-                    // Nobody records any more: say once that nothing is known.
-                    Some(engine) if ticket.orphan() => engine.invalidate_all(Reason::Supervisor),
-                    _ => return Some(-(libc::EIO as isize)),
-                }
-            }
+            // Nobody records any more: say once that nothing is known.
+            Waited::Orphaned => match ticket.engine() {
+                Some(engine) if ticket.orphan() => engine.invalidate_all(Reason::Supervisor),
+                _ => return Some(-(libc::EIO as isize)),
+            },
         }
         // A byte that nobody takes out (the supervisor's reader does it for other holders) must not become a
         // spin.
@@ -151,7 +155,6 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
             let pause = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             // SAFETY: a timespec of ours.
             unsafe { sys::call(libc::SYS_nanosleep, &raw const pause as usize, 0, 0, 0, 0, 0) };
-            // SAFETY: no memory is involved.
             let flags = sys::fcntl(fd, libc::F_GETFL, 0);
             if flags >= 0 && flags as c_int & libc::O_NONBLOCK != 0 {
                 return Some(-(libc::EAGAIN as isize));
@@ -160,10 +163,21 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
     }
 }
 
-/// EAGAIN: not readable.
-fn read_here(fd: c_int, engine: &Engine, room: usize, target: Target) -> Result<usize, c_int> {
+/// One try; the bytes read. EAGAIN: not readable. `fd` unless it was closed meanwhile.
+fn read_once(fd: Option<c_int>, ticket: &Ticket, target: Target) -> Result<usize, c_int> {
+    let room = target.len()?.min(PAGE) / RECORD;
+    let records = match (ticket.engine(), fd) {
+        (Some(engine), _) => read_here(fd, &engine, room, target),
+        (None, Some(fd)) => read_there(fd, ticket, room, target),
+        // Nothing to show to the supervisor.
+        (None, None) => Err(libc::EBADF),
+    }?;
+    Ok(records * RECORD)
+}
+
+fn read_here(fd: Option<c_int>, engine: &Engine, room: usize, target: Target) -> Result<usize, c_int> {
     struct Here {
-        fd: c_int,
+        fd: Option<c_int>,
         target: Target,
     }
     impl Port for Here {
@@ -174,15 +188,18 @@ fn read_here(fd: c_int, engine: &Engine, room: usize, target: Target) -> Result<
         }
 
         fn settle(&mut self, engine: &Engine, readable: bool) {
-            if !readable {
-                bell::hush(self.fd, engine);
+            // Copies of a closed descriptor may keep a byte too many.
+            if let Some(fd) = self.fd.filter(|_| !readable) {
+                bell::hush(fd, engine);
             }
         }
     }
     engine.mark_used();
     let counter = engine.counter();
     let result = engine.read(&ClientHost::new(), room, &mut Here { fd, target });
-    after_lock(counter, fd, engine);
+    if let Some(fd) = fd {
+        after_lock(counter, fd, engine);
+    }
     result.map_err(|error| match error {
         ReadError::NotReadable => libc::EAGAIN,
         ReadError::Port(errno) => errno,
@@ -190,7 +207,6 @@ fn read_here(fd: c_int, engine: &Engine, room: usize, target: Target) -> Result<
     })
 }
 
-/// EAGAIN: not readable.
 fn read_there(fd: c_int, ticket: &Ticket, room: usize, target: Target) -> Result<usize, c_int> {
     let connection = connect(ticket)?;
     let mut buffer = Buffer::<PAGE>::new();
@@ -224,12 +240,19 @@ static UNWRITABLE: u8 = 0;
 /// Waits as the pipe waits. The buffer lies in read-only memory: an empty pipe sleeps, or says EAGAIN, EINTR or
 /// restarts after a signal handler, natively; one with bytes answers EFAULT and keeps them (pipe_read takes out
 /// only what it could copy). libc's own read is called since it is a cancellation point.
-fn wait(fd: c_int) -> Waited {
+fn wait(fd: c_int, ticket: &Ticket) -> Waited {
     let nowhere = (&raw const UNWRITABLE).cast_mut().cast::<c_void>();
     let before = sys::errno();
+    let mut note = CleanUpBuffer { words: [0; 4] };
+    let (function, argument) = ticket.clean_up();
+    // libc's list of what to do for a thread that is cancelled here, or that a signal handler takes away by
+    // longjmp (both walk the list; the macros of pthread.h for C++ without exceptions are made of these).
+    next!(c"_pthread_cleanup_push" as fn(*mut CleanUpBuffer, CleanUp, *mut c_void) -> ();
+        (&raw mut note, function, argument); ());
     let got = next!(c"read" as fn(c_int, *mut c_void, usize) -> isize; (fd, nowhere, 1);
         // SAFETY: the buffer isn't writable, as intended.
         sys::libc_result(unsafe { sys::call(libc::SYS_read, fd as usize, nowhere as usize, 1, 0, 0, 0) }));
+    next!(c"_pthread_cleanup_pop" as fn(*mut CleanUpBuffer, c_int) -> (); (&raw mut note, 0); ());
     let errno = sys::errno();
     sys::set_errno(before);
     match got {
@@ -238,6 +261,12 @@ fn wait(fd: c_int) -> Waited {
         _ if errno == libc::EFAULT => Waited::Readable,
         _ => Waited::Failed(errno),
     }
+}
+
+/// `struct _pthread_cleanup_buffer`: function, argument, an int, the next.
+#[repr(C)]
+struct CleanUpBuffer {
+    words: [usize; 4],
 }
 
 /// mmap. `None`: the descriptor isn't ours. `map` is the next mmap; it returns what the call returns and sets

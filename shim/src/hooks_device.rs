@@ -1,4 +1,4 @@
-//! ioctl, the read family and mmap.
+//! ioctl, the read family, writes at an offset and mmap.
 
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 
@@ -190,6 +190,64 @@ macro_rules! preadv2_hooks {
 preadv2_hooks! {
     preadv2 c"preadv2";
     preadv64v2 c"preadv64v2";
+}
+
+/// The result of a write at an offset: a pipe refuses the offset (ESPIPE) where the device, which can't be written
+/// to at all, says EBADF.
+fn positioned_write(fd: c_int, before: c_int, result: isize) -> isize {
+    if result < 0 && sys::errno() == libc::ESPIPE && !table::is_foreign(fd) {
+        let _blocked = sys::SignalsBlocked::new();
+        if table::lookup(fd).is_some() {
+            sys::set_errno(before);
+            return returned(-(libc::EBADF as isize));
+        }
+    }
+    result
+}
+
+macro_rules! pwrite_hooks {
+    ($($hook:ident $name:literal;)*) => {$(
+        /// pwrite(2).
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $hook(fd: c_int, buffer: *const c_void, len: usize, offset: c_long) -> isize {
+            let before = sys::errno();
+            let result = next!($name as fn(c_int, *const c_void, usize, c_long) -> isize; (fd, buffer, len, offset);
+                // SAFETY: the application's own arguments.
+                sys::libc_result(unsafe {
+                    sys::call(libc::SYS_pwrite64, fd as usize, buffer as usize, len, offset as usize, 0, 0)
+                }));
+            positioned_write(fd, before, result)
+        }
+    )*};
+}
+
+pwrite_hooks! {
+    pwrite c"pwrite";
+    pwrite64 c"pwrite64";
+}
+
+macro_rules! pwritev_hooks {
+    ($($hook:ident $name:literal;)*) => {$(
+        /// pwritev(2).
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $hook(
+            fd: c_int, parts: *const libc::iovec, count: c_int, offset: c_long,
+        ) -> isize {
+            let before = sys::errno();
+            let result = next!($name as fn(c_int, *const libc::iovec, c_int, c_long) -> isize;
+                (fd, parts, count, offset);
+                // SAFETY: the application's own arguments.
+                sys::libc_result(unsafe {
+                    sys::call(libc::SYS_pwritev, fd as usize, parts as usize, count as usize, offset as usize, 0, 0)
+                }));
+            positioned_write(fd, before, result)
+        }
+    )*};
+}
+
+pwritev_hooks! {
+    pwritev c"pwritev";
+    pwritev64 c"pwritev64";
 }
 
 macro_rules! mmap_hooks {

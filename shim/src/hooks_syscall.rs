@@ -33,6 +33,8 @@ const fn bits() -> [u64; NUMBERS / 64] {
         libc::SYS_fcntl,
         libc::SYS_recvmsg,
         libc::SYS_recvmmsg,
+        libc::SYS_pwrite64,
+        libc::SYS_pwritev,
     ];
     let mut bits = [0; NUMBERS / 64];
     let mut i = 0;
@@ -119,6 +121,10 @@ unsafe extern "C" fn hooked(
             libc::SYS_mmap => {
                 hooks_device::mmap64(a as *mut c_void, b as usize, c as c_int, d as c_int, e as c_int, f)
                     as c_long
+            }
+            libc::SYS_pwrite64 => hooks_device::pwrite64(fd, b as *const c_void, c as usize, d) as c_long,
+            libc::SYS_pwritev => {
+                hooks_device::pwritev64(fd, b as *const libc::iovec, c as c_int, d) as c_long
             }
             libc::SYS_close => c_long::from(hooks_fd::close(fd)),
             libc::SYS_close_range => {

@@ -79,14 +79,22 @@ pub fn lookup(fd: c_int) -> Option<Ticket> {
     if is_foreign(fd) { None } else { resolve(fd) }
 }
 
+/// The pipe behind a descriptor; `None` if it isn't open or something else.
+pub fn identity(fd: c_int) -> Option<Identity> {
+    let stat = sys::fstat(fd)?;
+    (stat.st_mode & libc::S_IFMT == libc::S_IFIFO)
+        .then_some(Identity { device: stat.st_dev, inode: stat.st_ino })
+}
+
 /// As [`lookup`], in a process that has held no device descriptor before.
 pub fn resolve(fd: c_int) -> Option<Ticket> {
-    let stat = sys::fstat(fd)?;
-    if stat.st_mode & libc::S_IFMT != libc::S_IFIFO {
-        refuse(fd);
+    let Some(identity) = identity(fd) else {
+        // A number that isn't open is unknown: nothing was seen there.
+        if sys::fcntl(fd, libc::F_GETFD, 0) >= 0 {
+            refuse(fd);
+        }
         return None;
-    }
-    let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
+    };
     let known = entry(fd).map_or(UNKNOWN, |entry| entry.load(Ordering::Acquire));
     if known >= SLOTS
         && let Some(ticket) = context::enter(known - SLOTS, identity)
@@ -169,11 +177,10 @@ pub fn forget(fd: c_int) {
         },
         None => {
             let _blocked = sys::SignalsBlocked::new();
-            if let Some(stat) = sys::fstat(fd)
-                && stat.st_mode & libc::S_IFMT == libc::S_IFIFO
+            if let Some(identity) = identity(fd)
                 && owner::at_home()
             {
-                context::release_unlisted(Identity { device: stat.st_dev, inode: stat.st_ino });
+                context::release_unlisted(identity);
             }
         }
     }

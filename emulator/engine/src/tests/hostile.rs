@@ -183,7 +183,7 @@ fn words_that_change_while_calls_run_do_no_harm() {
             seed ^= seed >> 7;
             seed ^= seed << 17;
             let (start, len) = spots[(seed % 4) as usize];
-            let offset = start + ((seed >> 8) as usize % len & !7);
+            let offset = start + (((seed >> 8) as usize % len) & !7);
             let value = if seed >> 40 & 1 == 0 { seed >> 20 & 63 } else { seed };
             memory2.word(offset).store(value, Relaxed);
             if seed >> 50 & 15 == 0 {
