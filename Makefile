@@ -9,8 +9,7 @@ MAKEFLAGS += --no-print-directory
 RUST_MIN := 1.95
 # Debian packages: what a build needs, and what the tests drive besides.
 BUILD_PACKAGES := gcc libc6-dev
-TEST_PACKAGES := python3 gdb libjemalloc2 strace
-GUEST_PACKAGES := qemu-system-x86 linux-headers-amd64 busybox-static kmod cpio
+TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils
 # Rounds of the address-reuse race in `make race`; `make test` runs a tenth.
 RACE_ROUNDS := 1000000
 
@@ -77,9 +76,6 @@ install-build-deps:
 
 install-deps: install-build-deps
 	$(call need,$(TEST_PACKAGES),optional)
-ifneq ($(GUEST),)
-	$(call need,$(GUEST_PACKAGES),optional)
-endif
 
 build: rust install-build-deps
 	cargo build --workspace

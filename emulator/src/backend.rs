@@ -110,9 +110,9 @@ impl Backend for Emulated {
     fn check(&self) -> Result<(), Obstacle> {
         user_notification_known()?;
         match try_listener(0) {
-            Err(Errno::EBUSY) if under_our_filter() => Ok(()), // a nested run shares the listener
-            Err(answer) => Err(refused(answer)),
-            Ok(()) => Ok(()),
+            // A nested run shares the listener.
+            Err(Obstacle { answer: Errno::EBUSY, .. }) if under_our_filter() => Ok(()),
+            answer => answer,
         }
     }
 }
@@ -155,8 +155,8 @@ pub fn under_our_filter() -> bool {
 /// Installs a filter with a listener in a child that ends at once. `flags` are added to NEW_LISTENER.
 ///
 /// # Errors
-/// What seccomp(2) answered, or fork.
-pub fn try_listener(flags: libc::c_ulong) -> Result<(), Errno> {
+/// What seccomp(2) answered, or that no child could be made.
+pub fn try_listener(flags: libc::c_ulong) -> Result<(), Obstacle> {
     // SAFETY: the child makes raw system calls on its own stack and ends by _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -167,20 +167,25 @@ pub fn try_listener(flags: libc::c_ulong) -> Result<(), Errno> {
         // SAFETY: ends the child without running anything of the parent's.
         unsafe { libc::_exit(code) };
     }
-    Errno::result(child)?;
+    let answer = Errno::result(child).and_then(exit_code).map_err(|answer| Obstacle {
+        tried: "start a process to try seccomp in",
+        answer,
+        help: "the limit of processes (ulimit -u, or the container's) or the memory is used up: raise it",
+    })?;
+    if answer == 0 { Ok(()) } else { Err(refused(Errno::from_raw(answer))) }
+}
+
+/// Waits for exactly that child.
+fn exit_code(child: libc::pid_t) -> Result<i32, Errno> {
     let mut status = 0;
     loop {
-        // SAFETY: waits for exactly that child; status is writable.
+        // SAFETY: status is writable.
         match Errno::result(unsafe { libc::waitpid(child, &raw mut status, 0) }) {
             Err(Errno::EINTR) => {}
             Err(e) => return Err(e),
-            Ok(_) => break,
+            Ok(_) if libc::WIFEXITED(status) => return Ok(libc::WEXITSTATUS(status)),
+            Ok(_) => return Err(Errno::ECHILD), // killed by somebody
         }
-    }
-    match libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)) {
-        Some(0) => Ok(()),
-        Some(code) => Err(Errno::from_raw(code)),
-        None => Err(Errno::ECHILD),
     }
 }
 
@@ -281,6 +286,6 @@ mod tests {
     #[test]
     fn a_flag_that_no_kernel_knows_is_refused() {
         // That the probe can fail: otherwise `doctor` would find everything everywhere.
-        assert_eq!(try_listener(1 << 30), Err(Errno::EINVAL));
+        assert_eq!(try_listener(1 << 30).map_err(|o| o.answer), Err(Errno::EINVAL));
     }
 }

@@ -1,6 +1,7 @@
 #!/bin/bash
 # build.sh KERNEL...: builds the module and the guest's test programs for each kernel, in the cache.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+one_at_a_time
 
 # The tree is built in a copy: one source, several kernels, and nothing of theirs in the source folder.
 build_module() {

@@ -2,6 +2,7 @@
 # fetch.sh KERNEL...: fetches what the guest needs and the cache lacks: QEMU and a few small tools where
 # the host has none, and for each kernel (5.10, 6.1, 6.12, 7.3) Debian's image and headers of one version.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+one_at_a_time
 
 # The guest is x86-64 under software emulation; another host would need a cross compiler too.
 [ "$(uname -m)" = x86_64 ] || skip "the guest is built on x86-64 hosts alone, this is $(uname -m)"

@@ -32,6 +32,13 @@ quietly() {
 	return $rc
 }
 
+# Several guests may be started at once; only one fills the cache.
+one_at_a_time() {
+	mkdir -p "$cache"
+	exec 9>"$cache/lock"
+	flock 9
+}
+
 # kernel_suite 6.1: the Debian suite that carries this kernel.
 kernel_suite() {
 	case $1 in

@@ -4,7 +4,7 @@
 # The guest sees the host's files: everything read-only, the project's folder (and so what the command
 # writes there) read-write. The command runs as root in the caller's folder; its output comes to this
 # script's, its exit code is this script's. /tmp is the guest's own. The kernel's log is kept in
-# guest-cache/logs; a warning in it is a failure.
+# guest-cache/logs; a warning in it is a failure. Several guests may run at once.
 #
 #   KERNEL          5.10, 6.1 (default), 6.12 or 7.3
 #   GUEST_TIMEOUT   seconds until the guest is ended (default 600)
@@ -106,7 +106,7 @@ PARAMETERS
 
 firmware=()
 [ -d "$tools/usr/share/seabios" ] && firmware=(-L "$tools/usr/share/seabios" -L "$tools/usr/share/qemu")
-console=$cache/logs/console-$kernel.log
+console=$run/console
 rc=0
 LD_LIBRARY_PATH=$tools/usr/lib/x86_64-linux-gnu:$tools/lib/x86_64-linux-gnu \
 	timeout -k 5 "${GUEST_TIMEOUT:-600}" \
@@ -114,10 +114,11 @@ LD_LIBRARY_PATH=$tools/usr/lib/x86_64-linux-gnu:$tools/lib/x86_64-linux-gnu \
 	-serial "file:$console" -chardev stdio,id=out,signal=off -serial chardev:out \
 	-kernel "$image" -initrd "$run/initrd.gz" -append "$append" </dev/null || rc=$?
 
-exit_code=$(tr -d '\r' <"$console" | sed -n 's/^ummunotify-guest: exit \([0-9]*\)$/\1/p' | tail -n 1)
+cp "$console" "$cache/logs/console-$kernel.log" 2>/dev/null || true
+exit_code=$(tr -d '\r' <"$console" 2>/dev/null | sed -n 's/^ummunotify-guest: exit \([0-9]*\)$/\1/p' | tail -n 1)
 if [ -z "$exit_code" ]; then
 	say "kernel $kv: the guest ended without a result (qemu: $rc; 124 is the time limit)"
-	tail -n 30 "$console" >&2
+	tail -n 30 "$console" >&2 || true
 	exit 70
 fi
 log=$cache/logs/kernel-$kernel.log

@@ -8,7 +8,7 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::id;
+use std::process::{Command, id};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use ummunotify::shimfile::EMBEDDED;
@@ -111,7 +111,10 @@ impl Stage {
             "{} doesn't exist: build the whole workspace before its tests (cargo build --workspace)",
             from.display()
         );
-        fs::copy(from, to).unwrap_or_else(|e| panic!("copy {} to {}: {e}", from.display(), to.display()));
+        // By another process, not fs::copy: whatever a test beside this one forks at that moment would hold a
+        // descriptor of ours that is open for writing, and executing the file would fail with ETXTBSY.
+        let copied = Command::new("cp").arg(from).arg(to).status().unwrap_or_else(|e| panic!("cp: {e}"));
+        assert!(copied.success(), "cp {} {}: {copied}", from.display(), to.display());
         set_mode(to, 0o755);
     }
 }

@@ -22,7 +22,8 @@ fn program(name: &str) -> Client {
 
 /// Without the emulator around it: `run` itself is what is tested.
 fn ummunotify<'a>(stage: &'a Stage, account: Account, args: &[&str]) -> Program<'a> {
-    stage.program(Mode::Native, account, stage.binary()).args(args).limit(LIMIT)
+    // A PATH that every account may search: what can't be searched could hold the command.
+    stage.program(Mode::Native, account, stage.binary()).args(args).env("PATH", "/usr/bin:/bin").limit(LIMIT)
 }
 
 /// A short error: on standard error, in a few lines, without a panic, with each of these words.
@@ -282,10 +283,35 @@ fn foreign_listener_is_ebusy() {
     }
 }
 
+/// However few there are: the device opens, or the client gets EMFILE, which open may always answer and which
+/// needs no further words. Nothing in between.
 #[test]
 fn too_few_descriptors_are_emfile() {
-    // Room for the standard three and one more: the client alone would have enough of it.
-    confined("nofile=4", Account::Ordinary, "EMFILE", &["EMFILE"]);
+    let stage = Stage::new();
+    let confine = stage.client(&program("confine"));
+    let client = stage.client(&program("open_once"));
+    let (mut opened, mut refused) = (0, 0);
+    // With less than four the loader itself can't work.
+    for limit in 4..=24 {
+        let how = format!("nofile={limit}");
+        let outcome = stage
+            .program(Mode::Native, Account::Ordinary, &confine)
+            .args([&how, text(&client)])
+            .env("CONFINED_PRELOAD", stage.shim())
+            .env(ENV_BINARY, stage.binary())
+            .limit(LIMIT)
+            .run();
+        if outcome.code() == Some(0) {
+            assert_eq!(outcome.stdout, "open: ok\n", "{outcome}");
+            opened += 1;
+        } else {
+            assert_eq!(outcome.code(), Some(NOT_OPENED), "{outcome}");
+            assert_not_opened(&outcome, Some("EMFILE"));
+            refused += 1;
+        }
+        stage.assert_nothing_left();
+    }
+    assert!(opened > 0 && refused > 0, "{opened} opened, {refused} refused: the limits tested are no limits");
 }
 
 #[test]

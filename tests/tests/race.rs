@@ -2,7 +2,7 @@
 
 use std::env;
 use std::time::Duration;
-use ummunotify_tests::{Account, Client, Mode, Stage, say};
+use ummunotify_tests::{Account, Client, Mode, Outcome, Stage, say};
 
 /// Rounds of the default run; `UMMUNOTIFY_RACE_ROUNDS` sets another number (a million for the long run).
 const ROUNDS: u64 = 100_000;
@@ -24,15 +24,29 @@ fn a_cache_entry_is_stale_while_the_counter_says_that_it_is_current() {
         let outcome = stage.program(mode, account, &race).arg(rounds.to_string()).limit(limit).run();
         outcome.assert_success();
         say(&format!("{mode:?} {account:?}: {} in {:?}", outcome.stdout.trim_end(), outcome.elapsed));
-        let figure = |name: &str| -> u64 {
-            let mut fields = outcome.stdout.split_whitespace();
-            let value = fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
-            value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name}: {outcome}"))
-        };
+        let figure = |name| figure(&outcome, name);
         assert_eq!(figure("stale"), 0, "{outcome}");
         assert_eq!(figure("rounds"), rounds / 4 * 4, "{outcome}");
         // Rounds that prove nothing: nobody was given the address, or the entry wasn't current to begin with.
         assert!(figure("reused") * 100 >= rounds, "too few rounds reused an address: {outcome}");
         assert!(figure("current") * 10 >= rounds * 9, "too few entries were ever current: {outcome}");
     }
+}
+
+/// A device that never reports anything must lose the race, or the race tells nothing.
+#[test]
+fn a_device_that_reports_nothing_wins_the_race() {
+    let stage = Stage::new();
+    let race = stage.client(&Client::program("race", &["race/race.c"]));
+    let blind = stage.client(&Client::library("blind", &["race/blind.c"]));
+    let outcome = stage.program(Mode::Native, Account::Ordinary, &race).preload(blind).arg("20000").run();
+    assert_eq!(outcome.code(), Some(1), "{outcome}");
+    assert!(figure(&outcome, "stale") > 0, "{outcome}");
+}
+
+/// One of the numbers that the race prints.
+fn figure(outcome: &Outcome, name: &str) -> u64 {
+    let mut fields = outcome.stdout.split_whitespace();
+    let value = fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+    value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name}: {outcome}"))
 }

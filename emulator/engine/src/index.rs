@@ -255,10 +255,10 @@ impl<'a> Index<'a> {
                 }
             }
             let child = self.node(id(node, i))?;
-            if depth == MAX_DEPTH || Self::level(child) != Self::level(node).wrapping_sub(1) {
+            if Self::level(child) != Self::level(node).wrapping_sub(1) {
                 return Err(IndexError::Corrupt);
             }
-            path[depth] = (at, i);
+            *path.get_mut(depth).ok_or(IndexError::Corrupt)? = (at, i);
             depth += 1;
             at = id(node, i);
             node = child;
@@ -352,10 +352,10 @@ impl<'a> Index<'a> {
                 i = self.refill(node, i)?;
             }
             let child = self.node(id(node, i))?;
-            if depth == MAX_DEPTH || Self::level(child) != Self::level(node).wrapping_sub(1) {
+            if Self::level(child) != Self::level(node).wrapping_sub(1) {
                 return Err(IndexError::Corrupt);
             }
-            path[depth] = (at, i);
+            *path.get_mut(depth).ok_or(IndexError::Corrupt)? = (at, i);
             depth += 1;
             at = id(node, i);
             node = child;

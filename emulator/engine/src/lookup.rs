@@ -151,17 +151,17 @@ fn walk<const N: usize>(
         if child != 0 {
             let below = arena.node(child).ok_or(Unknown::Corrupt)?;
             budget = budget.saturating_sub(1);
-            if budget == 0 || depth == MAX_DEPTH || below.level.load(Relaxed) != level - 1 {
+            if budget == 0 || below.level.load(Relaxed) != level - 1 {
                 return Err(Unknown::Corrupt);
             }
-            stack[depth] = (at, i);
+            *stack.get_mut(depth).ok_or(Unknown::Corrupt)? = (at, i);
             depth += 1;
             (at, i) = (child, 0);
         } else if i < n {
             return Err(Unknown::Corrupt);
-        } else if depth > 0 {
+        } else if let Some(&above) = depth.checked_sub(1).and_then(|up| stack.get(up)) {
             depth -= 1;
-            (at, i) = stack[depth];
+            (at, i) = above;
         } else {
             return Ok(());
         }

@@ -100,6 +100,7 @@ fn read_locked<P: Port>(
             n += 1;
         }
     }
+    step();
     let regions = n;
     if n > 0 {
         header.epoch.store(epoch, Release);
@@ -139,8 +140,9 @@ fn read_locked<P: Port>(
         return Ok(n);
     }
     cursor.commit(arena);
+    let mut compacted = false;
     for note in taken {
-        finish(arena, note);
+        finish(arena, note, &mut compacted);
     }
     if let Some(counter) = last {
         header.reported.store(counter, Release);
@@ -190,7 +192,7 @@ fn put_back(arena: &Arena, note: &Taken) {
 
 /// The record was delivered. A hit that came meanwhile queues the region anew, for the record's bounds may not
 /// hold for it.
-fn finish(arena: &Arena, note: &Taken) {
+fn finish(arena: &Arena, note: &Taken, compacted: &mut bool) {
     let Some(slot) = arena.slot(note.slot) else { return };
     let reading = note.word.with(State::Reading);
     if reading.swap(slot, reading.with(State::Idle)) {
@@ -203,7 +205,7 @@ fn finish(arena: &Arena, note: &Taken) {
     }
     step();
     let mut pushed = queue::push(arena, note.slot, writing.stamp());
-    if !pushed && queue::compact(arena) {
+    if !pushed && !core::mem::replace(compacted, true) && queue::compact(arena) {
         pushed = queue::push(arena, note.slot, writing.stamp());
     }
     if pushed {

@@ -7,9 +7,11 @@
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 use ummunotify_abi::PageRange;
+use ummunotify_abi::arena::SLOTS;
 
 use crate::arena::Arena;
 use crate::hook::step;
+use crate::index::Key;
 use crate::lookup::{Chunk, Found, Unknown, collect, misses};
 use crate::queue;
 use crate::statistics::{Count, Reason, count, count_everything};
@@ -166,11 +168,7 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     /// Hits what is found behind `after`; true if there may be more.
-    fn look<const N: usize>(
-        &mut self,
-        after: Option<crate::index::Key>,
-        chunk: &mut Chunk<N>,
-    ) -> Result<bool, Reason> {
+    fn look<const N: usize>(&mut self, after: Option<Key>, chunk: &mut Chunk<N>) -> Result<bool, Reason> {
         collect(self.arena, Some(self.range), after, chunk).map_err(|unknown| match unknown {
             Unknown::Busy => Reason::IndexBusy,
             Unknown::Corrupt => Reason::Corrupt,
@@ -197,9 +195,9 @@ impl Pass<'_> {
 
     /// Many hits. Each look starts behind the last, so their number is bounded by that of the slots.
     #[cold]
-    fn rest(&mut self, mut after: Option<crate::index::Key>) -> Result<(), Reason> {
+    fn rest(&mut self, mut after: Option<Key>) -> Result<(), Reason> {
         let mut chunk = Chunk::<MANY>::new();
-        for _ in 0..=ummunotify_abi::arena::SLOTS as usize / MANY {
+        for _ in 0..=SLOTS as usize / MANY {
             if !self.look(after, &mut chunk)? {
                 return Ok(());
             }
@@ -226,41 +224,60 @@ pub(crate) fn settle_everything(arena: &Arena) -> bool {
     // First the flag: one that is raised meanwhile must stay.
     header.everything.swap(0, SeqCst);
     step();
-    let mut complete = true;
-    let mut one = |found: &Found| {
-        let mut outcome = hit(arena, found, None);
-        if outcome == Outcome::Failed(Reason::QueueFull) {
-            complete &= queue::compact(arena);
-            outcome = hit(arena, found, None);
-        }
-        complete &= !matches!(outcome, Outcome::Failed(_));
-        step();
-    };
-    let mut chunk = Chunk::<MANY>::new();
-    let mut after = None;
-    let mut whole = false;
-    for _ in 0..=ummunotify_abi::arena::SLOTS as usize / MANY {
-        if collect(arena, None, after, &mut chunk).is_err() {
-            break;
-        }
-        chunk.found().iter().for_each(&mut one);
-        after = chunk.last();
-        if !chunk.more {
-            whole = true;
-            break;
-        }
-    }
-    if !whole {
-        // The index is of no use: take the slots as they come.
-        for n in 1..header.slots_used.load(Acquire).min(ummunotify_abi::arena::SLOTS) {
-            if let Some(slot) = arena.slot(n) {
-                let key = crate::index::Key { start: slot.start.load(Acquire), seq: slot.seq.load(Acquire) };
-                one(&Found { slot: n, key });
-            }
-        }
-    }
+    let mut settling = Settling { arena, compacted: false };
+    let complete = settling.by_index().unwrap_or_else(|| settling.by_slots());
     if !complete {
         header.everything.store(1, SeqCst);
     }
     complete
+}
+
+struct Settling<'a> {
+    arena: &'a Arena,
+    compacted: bool,
+}
+
+impl Settling<'_> {
+    /// Queues one region; false if there is no room, which no later one would find either.
+    fn queue(&mut self, found: &Found) -> bool {
+        let mut outcome = hit(self.arena, found, None);
+        if outcome == Outcome::Failed(Reason::QueueFull) && !self.compacted {
+            // Once: it costs as much as the ring is long.
+            self.compacted = true;
+            if queue::compact(self.arena) {
+                outcome = hit(self.arena, found, None);
+            }
+        }
+        step();
+        !matches!(outcome, Outcome::Failed(_))
+    }
+
+    /// All regions in the index's order; `None` if the index is of no use.
+    fn by_index(&mut self) -> Option<bool> {
+        let mut chunk = Chunk::<MANY>::new();
+        let mut after = None;
+        for _ in 0..=SLOTS as usize / MANY {
+            collect(self.arena, None, after, &mut chunk).ok()?;
+            if !chunk.found().iter().all(|found| self.queue(found)) {
+                return Some(false);
+            }
+            if !chunk.more {
+                return Some(true);
+            }
+            after = chunk.last();
+        }
+        None
+    }
+
+    /// All regions, the slots as they come.
+    fn by_slots(&mut self) -> bool {
+        for n in 1..self.arena.header().slots_used.load(Acquire).min(SLOTS) {
+            let Some(slot) = self.arena.slot(n) else { break };
+            let key = Key { start: slot.start.load(Acquire), seq: slot.seq.load(Acquire) };
+            if !self.queue(&Found { slot: n, key }) {
+                return false;
+            }
+        }
+        true
+    }
 }

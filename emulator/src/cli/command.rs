@@ -96,7 +96,8 @@ fn locate(name: &OsStr) -> Result<PathBuf, Missing> {
         let path = Path::new(OsStr::from_bytes(directory)).join(name);
         match executable(&path) {
             Ok(()) => return Ok(path),
-            Err(e) if is_absent(&e) => {}
+            // A directory that can't be searched tells nothing; a file that can't be executed does.
+            Err(e) if is_absent(&e) || fs::metadata(&path).is_err() => {}
             Err(e) => refused = refused.or(Some(not_executable(&path.to_string_lossy(), &e))),
         }
     }

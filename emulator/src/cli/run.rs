@@ -56,10 +56,14 @@ impl Settings {
         if let Some(layers) = &options.trap {
             check_layers(layers).map_err(usage)?;
         }
-        let log_file = options
-            .log_file
-            .as_deref()
-            .map(log_file)
+        let inherited = std::env::var_os(config::ENV_LOG_FILE).filter(|path| !path.is_empty());
+        let named = match (&options.log_file, &inherited) {
+            (Some(path), _) => Some(("--log-file", path.as_path())),
+            (None, Some(path)) => Some((config::ENV_LOG_FILE, Path::new(path))),
+            (None, None) => None,
+        };
+        let log_file = named
+            .map(|(source, path)| log_file(source, path))
             .transpose()
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
         Ok(Self { backend, log: options.log, log_file, stats: options.stats })
@@ -90,14 +94,14 @@ fn check_layers(layers: &str) -> Result<(), String> {
     }
 }
 
-/// An absolute path that can be written to.
-fn log_file(path: &Path) -> anyhow::Result<PathBuf> {
-    let full = std::path::absolute(path).context("--log-file: current directory")?;
+/// An absolute path that can be written to; `source` names where the path comes from.
+fn log_file(source: &str, path: &Path) -> anyhow::Result<PathBuf> {
+    let full = std::path::absolute(path).with_context(|| format!("{source}: current directory"))?;
     OpenOptions::new()
         .append(true)
         .create(true)
         .open(&full)
-        .with_context(|| format!("--log-file {}: can't be written; choose another file", path.display()))?;
+        .with_context(|| format!("{source} {}: can't be written; choose another file", path.display()))?;
     Ok(full)
 }
 

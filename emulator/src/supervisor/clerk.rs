@@ -172,7 +172,7 @@ fn call(
     space: &Arc<Space>,
     asked: &Asked,
 ) -> nix::Result<()> {
-    let host = SupervisorHost::new(Arc::clone(space));
+    let host = SupervisorHost::new(Arc::clone(space), Arc::clone(context));
     let [first, second, third, ..] = asked.args;
     let done = |result: nix::Result<()>| match result {
         Ok(()) => connection.reply(0, [0; 6], &[], &[]),

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ummunotify_engine::Host;
 use ummunotify_sys::process;
 
+use super::context::Context;
 use super::space::Space;
 use super::task;
 
@@ -14,18 +15,19 @@ use super::task;
 /// and must never look the same. Thread ids stay below 2^22 (proc(5), pid_max).
 pub const SUPERVISOR_ID: u32 = ummunotify_abi::wire::SUPERVISOR_LOCK_ID;
 
-/// The supervisor as a user of one space's contexts.
+/// The supervisor as a user of one context.
 #[derive(Debug)]
 pub struct SupervisorHost {
     space: Arc<Space>,
+    context: Arc<Context>,
     same_namespace: bool,
 }
 
 impl SupervisorHost {
-    /// For contexts of `space`.
-    pub fn new(space: Arc<Space>) -> Self {
+    /// For a context of `space`.
+    pub fn new(space: Arc<Space>, context: Arc<Context>) -> Self {
         let same_namespace = task::in_our_pid_namespace(space.pid);
-        Self { space, same_namespace }
+        Self { space, context, same_namespace }
     }
 }
 
@@ -40,6 +42,10 @@ impl Host for SupervisorHost {
 
     fn wake(&self, word: &AtomicU32) {
         ummunotify_sys::futex::wake(word);
+    }
+
+    fn invalidated(&self) {
+        self.context.ring();
     }
 
     fn gone(&self, id: u32) -> bool {

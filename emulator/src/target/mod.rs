@@ -1,7 +1,7 @@
 //! What can be learned about a process that is stopped in a system call, from outside.
 //!
 //! Nothing here is trusted: a process can lie about anything but its mapping table, and die between two
-//! reads. Each read can fail; what follows from that is decided in [`crate::trap::effect`].
+//! reads. Each read can fail; what follows from that is decided in [`mod@crate::trap::effect`].
 
 pub mod kernel;
 pub mod maps;

@@ -511,6 +511,18 @@ mod tests {
         assert!(!target.pidfd_is_self(-1).unwrap());
     }
 
+    /// One task is one only if no other process runs on its memory.
+    #[test]
+    fn alone_or_not() {
+        let kernel = KernelTraits::probe();
+        let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
+        let alone = |shares| ProcessTarget::new(child.id() as i32, shares, &kernel).single_task();
+        let (single, shared) = (alone(false), alone(true));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((single, shared), (Ok(true), Ok(false)));
+    }
+
     /// A task that is gone is an error at each read, not a process without mappings.
     #[test]
     fn a_task_that_is_gone() {

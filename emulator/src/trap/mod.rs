@@ -1,7 +1,7 @@
 //! From a trapped system call to the exact list of invalidations.
 //!
 //! [`policy`] says which calls are trapped and [`filter`] makes the seccomp program of it; [`operation`] reads a
-//! trapped call's registers; [`effect`] computes, with the help of what [`crate::target`] can learn about the
+//! trapped call's registers; [`mod@effect`] computes, with the help of what [`crate::target`] can learn about the
 //! process, which ranges the call will invalidate, in the kernel's order. Nothing here knows of regions: what
 //! is hit is the engine's matter.
 

@@ -172,8 +172,12 @@ static void run_test(const struct test *test)
         check(false, "end", "a normal end", "exit code %d", WEXITSTATUS(status));
 }
 
+static const char *without;
+
 static bool selected(const char *name, int n, char **prefixes)
 {
+    if (without && strncmp(name, without, strlen(without)) == 0)
+        return false;
     for (int i = 0; i < n; i++)
         if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
             return true;
@@ -213,11 +217,12 @@ static int run_helper(int argc, char **argv)
 static int usage(const char *program)
 {
     fprintf(stderr,
-            "usage: %s [--emulated] [--here] [NAME...]\n"
+            "usage: %s [OPTIONS] [NAME...]\n"
             "Runs the tests whose names begin with one of NAME, or all.\n"
-            "--emulated  also those that hold for an emulated device alone\n"
-            "--here      in this very process, one after the other, for a debugger\n"
-            "--list      only print the names\n",
+            "--emulated      also those that hold for an emulated device alone\n"
+            "--without NAME  but those\n"
+            "--here          in this very process, one after the other, for a debugger\n"
+            "--list          only print the names\n",
             program);
     return 2;
 }
@@ -235,6 +240,8 @@ int main(int argc, char **argv)
             here = true;
         else if (strcmp(argv[first], "--list") == 0)
             list = true;
+        else if (strcmp(argv[first], "--without") == 0 && first + 1 < argc)
+            without = argv[++first];
         else
             return usage(argv[0]);
     }

@@ -126,7 +126,7 @@ bool got_records(const char *what, const void *buffer, ssize_t bytes, const stru
 
 bool reads(const char *what, int fd, size_t count, const struct ummunotify_event *want, size_t n)
 {
-    static __thread _Alignas(8) unsigned char buffer[64 * 1024];
+    static _Alignas(8) unsigned char buffer[64 * 1024]; /* one thread of a test checks */
     if (count > sizeof buffer)
         give_up("a buffer of that size");
     memset(buffer, 0xa5, sizeof buffer);

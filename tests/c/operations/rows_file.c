@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #define RW (PROT_READ | PROT_WRITE)
@@ -162,6 +163,14 @@ static enum verdict open_truncating(long pages, int twice, int by)
 	return RAN;
 }
 
+static enum verdict open_empty_ext4(void)
+{
+	struct statfs about;
+
+	must(statfs(".", &about) == 0);
+	return about.f_type == 0xef53 ? open_truncating(0, 0, SYS_open) : skip("only ext4 was looked at");
+}
+
 static enum verdict open_twice_mapped(void) { return open_truncating(4, 1, SYS_open); }
 static enum verdict open_mapped(void) { return open_truncating(4, 0, SYS_open); }
 static enum verdict open_empty(void) { return open_truncating(0, 0, SYS_open); }
@@ -289,7 +298,8 @@ static enum verdict remove_three(void)
 
 	must(mprotect(a + 2 * PAGE, 2 * PAGE, PROT_READ) == 0);
 	watch(0, 6);
-	want(do_madvise(a, 6 * PAGE, MADV_REMOVE) == 0);
+	/* 5.10 refuses the read-only part, and has acted on what comes before it. */
+	want(do_madvise(a, 6 * PAGE, MADV_REMOVE) == 0 || errno == EACCES);
 	return RAN;
 }
 
@@ -377,6 +387,17 @@ static enum verdict private_write_after_read(void)
 	read_pages(a, 4);
 	watch(0, 4);
 	write_pages(a, 1);
+	return RAN;
+}
+
+/* The read of page 0 maps its neighbours as well (fault-around), so the write finds a page to copy. */
+static enum verdict private_write_beside_read(void)
+{
+	char *a = map(0, 0, 4, RW, MAP_PRIVATE, file_of(4), 0);
+
+	read_pages(a, 1);
+	watch(0, 4);
+	write_pages(a + 2 * PAGE, 1);
 	return RAN;
 }
 
@@ -487,7 +508,6 @@ static enum verdict disk_pageout(void)
 	{ .name = "open O_TRUNC", .class = EXACT, .run = open_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
 	{ .name = "open O_TRUNC, mapped twice", .class = EXACT, .run = open_twice_mapped, .unordered = 1,               \
 	  .expect = EVERYWHERE(EVENTS(4, A(0, 4), C(0, 4), A(0, 4), C(0, 4))) },                                       \
-	{ .name = "open O_TRUNC of an empty file", .class = EXACT, .run = open_empty, .expect = EVERYWHERE(NOTHING) },  \
 	{ .name = "openat O_TRUNC", .class = EXACT, .run = openat_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
 	{ .name = "openat2 O_TRUNC", .class = EXACT, .run = openat2_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
 	{ .name = "creat", .class = EXACT, .run = creat_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
@@ -505,30 +525,33 @@ static enum verdict disk_pageout(void)
 	{ .name = "write(2) to a mapped page", .class = EXACT, .run = write_call, .expect = EVERYWHERE(NOTHING) },      \
 	{ .name = "read fault of a private mapping", .class = EXACT, .run = private_read_fault, .expect = EVERYWHERE(NOTHING) }, \
 	{ .name = "private mapping: write after read", .class = BEYOND, .run = private_write_after_read, .expect = EVERYWHERE(EVENTS(1, A(0, 1))) }, \
-	{ .name = "private mapping: write first", .class = BEYOND, .run = private_first_write, .expect = EVERYWHERE(EVENTS(1, A(2, 3))) }, \
+	{ .name = "private mapping: write beside a page that was read", .class = BEYOND, .run = private_write_beside_read, \
+	  .expect = EVERYWHERE(EVENTS(1, A(2, 3))) },                                                                  \
+	{ .name = "private mapping: write first", .class = BEYOND, .run = private_first_write, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
 	{ .name = "PUNCH_HOLE by another process", .class = BEYOND, .run = punch_by_other_process, .expect = EVERYWHERE(EVENTS(1, A(4, 6))) }
 
 /* Rows whose class differs: a disk file system may write dirty pages back first. */
-#define PUNCH_ROWS(kind)                                                                                               \
-	{ .name = "PUNCH_HOLE 2p populated", .class = kind, .run = punch, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) },   \
-	{ .name = "PUNCH_HOLE 2p already empty", .class = kind, .run = punch_empty, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) }, \
-	{ .name = "PUNCH_HOLE unaligned (1 page and 2 partial ones)", .class = kind, .run = punch_unaligned, .expect = EVERYWHERE(EVENTS(1, A(3, 4))) }, \
-	{ .name = "PUNCH_HOLE within a page", .class = kind, .run = punch_within_page, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
-	{ .name = "PUNCH_HOLE 2p, mapped twice", .class = kind, .run = punch_twice_mapped, .unordered = 1,              \
+#define PUNCH_ROWS(kind, may_add)                                                                                              \
+	{ .name = "PUNCH_HOLE 2p populated", .class = kind, .derived = may_add, .run = punch, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) },   \
+	{ .name = "PUNCH_HOLE 2p already empty", .class = kind, .derived = may_add, .run = punch_empty, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) }, \
+	{ .name = "PUNCH_HOLE unaligned (1 page and 2 partial ones)", .class = kind, .derived = may_add, .run = punch_unaligned, .expect = EVERYWHERE(EVENTS(1, A(3, 4))) }, \
+	{ .name = "PUNCH_HOLE within a page", .class = kind, .derived = may_add, .run = punch_within_page, .expect = EVERYWHERE(NOTHING) }, \
+	{ .name = "PUNCH_HOLE 2p, mapped twice", .class = kind, .derived = may_add, .run = punch_twice_mapped, .unordered = 1,              \
 	  .expect = EVERYWHERE(EVENTS(2, A(0, 2), C(0, 2))) },                                                         \
-	{ .name = "PUNCH_HOLE 6p over 3 VMAs of one file", .class = kind, .run = punch_three, .unordered = 1,           \
+	{ .name = "PUNCH_HOLE 6p over 3 VMAs of one file", .class = kind, .derived = may_add, .run = punch_three, .unordered = 1,           \
 	  .expect = EVERYWHERE(EVENTS(3, A(0, 2), A(2, 4), A(4, 6))) },                                                \
-	{ .name = "PUNCH_HOLE of another file", .class = kind, .run = punch_other_file, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
-	{ .name = "MADV_REMOVE populated", .class = kind, .run = remove_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
-	{ .name = "MADV_REMOVE already empty", .class = kind, .run = remove_empty, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
-	{ .name = "MADV_REMOVE 6p over 3 VMAs (middle R only)", .class = kind, .run = remove_three,                     \
-	  .expect = EVERYWHERE(EVENTS(3, A(0, 2), A(2, 4), A(4, 6))) },                                                \
-	{ .name = "MADV_REMOVE with a second, private mapping", .class = kind, .run = remove_second_private, .unordered = 1, \
+	{ .name = "PUNCH_HOLE of another file", .class = kind, .derived = may_add, .run = punch_other_file, .expect = EVERYWHERE(NOTHING) }, \
+	{ .name = "MADV_REMOVE populated", .class = kind, .derived = may_add, .run = remove_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
+	{ .name = "MADV_REMOVE already empty", .class = kind, .derived = may_add, .run = remove_empty, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
+	{ .name = "MADV_REMOVE 6p over 3 VMAs (middle R only)", .class = kind, .derived = may_add, .run = remove_three,                     \
+	  .expect = BY_KERNEL(EVENTS(1, A(0, 2)), EVENTS(3, A(0, 2), A(2, 4), A(4, 6)), EVENTS(3, A(0, 2), A(2, 4), A(4, 6)), EVENTS(3, A(0, 2), A(2, 4), A(4, 6))) },                                                \
+	{ .name = "MADV_REMOVE with a second, private mapping", .class = kind, .derived = may_add, .run = remove_second_private, .unordered = 1, \
 	  .expect = EVERYWHERE(EVENTS(2, A(0, 2), C(0, 2))) }
 
 static const struct row memory_rows[] = {
 	COMMON_ROWS,
-	PUNCH_ROWS(EXACT),
+	PUNCH_ROWS(EXACT, 0),
+	{ .name = "open O_TRUNC of an empty file", .class = EXACT, .run = open_empty, .expect = EVERYWHERE(NOTHING) },
 	{ .name = "msync MS_SYNC", .class = EXACT, .run = sync_memory, .expect = EVERYWHERE(NOTHING) },
 	{ .name = "remap_file_pages 2p of a shared mapping", .class = COVERED, .run = remap_pages, .expect = EVERYWHERE(EVENTS(1, A(0, 2))), .derived = 1 },
 	{ .name = "remap_file_pages of anonymous memory (EINVAL)", .class = COVERED, .run = remap_pages_anonymous, .expect = EVERYWHERE(NOTHING) },
@@ -536,7 +559,10 @@ static const struct row memory_rows[] = {
 
 static const struct row disk_rows[] = {
 	COMMON_ROWS,
-	PUNCH_ROWS(COVERED),
+	PUNCH_ROWS(COVERED, 1),
+	/* ext4 unmaps everything behind the end whenever a size is set, be it the same: the module confirms it. */
+	{ .name = "open O_TRUNC of an empty file", .class = EXACT, .run = open_empty_ext4, .derived = 1,
+	  .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))) },
 	{ .name = "write fault after write-back 4p", .class = EXACT, .run = disk_write_fault, .expect = EVERYWHERE(NOTHING) },
 	{ .name = "MADV_PAGEOUT clean 4p", .class = COVERED, .run = disk_pageout, .expect = EVERYWHERE(FOUR_PAGES) },
 	{ .name = "posix_fadvise DONTNEED", .class = EXACT, .run = disk_fadvise, .expect = EVERYWHERE(NOTHING) },

@@ -81,7 +81,7 @@ static enum verdict populate_write(void)
 
 static void __attribute__((noinline)) deep(void)
 {
-	volatile char frame[64 * 1024];
+	volatile char frame[320 * 1024];
 
 	for (size_t i = 0; i < sizeof(frame); i += 512)
 		frame[i] = 1;
@@ -90,9 +90,10 @@ static void __attribute__((noinline)) deep(void)
 static enum verdict stack_growth(void)
 {
 	char here;
-	char *base = (char *)((uintptr_t)&here & ~(uintptr_t)(PAGE - 1)) - 16 * PAGE;
+	/* Far below what other rows and children touched. */
+	char *base = (char *)((uintptr_t)&here & ~(uintptr_t)(PAGE - 1)) - 72 * PAGE;
 
-	watch_at(0, base, 14);
+	watch_at(0, base, 16);
 	deep();
 	return RAN;
 }

@@ -221,12 +221,24 @@ static enum verdict transparent_free_page(void) { return transparent_advise_page
 
 /* ---- NUMA ---- */
 
+/* 4 written pages that lie on node 0. */
+static char *on_node_0(void)
+{
+	char *a = written(0, 0, 4);
+	void *pages[4] = { a, a + PAGE, a + 2 * PAGE, a + 3 * PAGE };
+	int nodes[4] = { 0 }, status[4];
+
+	/* Where there is but one node they lie there already. */
+	syscall(SYS_move_pages, 0, 4, pages, nodes, status, MPOL_MF_MOVE);
+	watch(0, 4);
+	return a;
+}
+
 static enum verdict bind_to(unsigned long node, unsigned flags)
 {
 	unsigned long mask = 1UL << node;
-	char *a = written(0, 0, 4);
+	char *a = on_node_0();
 
-	watch(0, 4);
 	if (kernel_call(SYS_mbind, (long)a, 4 * PAGE, MPOL_BIND, (long)&mask, 64, flags) != 0)
 		return skip("mbind to node %lu: %s (it takes two nodes)", node, strerror(errno));
 	return RAN;
@@ -238,15 +250,14 @@ static enum verdict bind_there(void) { return bind_to(0, MPOL_MF_MOVE); }
 
 static enum verdict move_pages_to(int node)
 {
-	char *a = written(0, 0, 4);
+	char *a = on_node_0();
 	void *pages[4] = { a, a + PAGE, a + 2 * PAGE, a + 3 * PAGE };
 	int nodes[4] = { node, node, node, node }, status[4] = { 0 };
 
-	watch(0, 4);
-	if (kernel_call(SYS_move_pages, 0, 4, (long)pages, node < 0 ? 0 : (long)nodes, (long)status, 2) < 0)
-		return skip("move_pages: %s", strerror(errno));
+	if (kernel_call(SYS_move_pages, 0, 4, (long)pages, node < 0 ? 0 : (long)nodes, (long)status, MPOL_MF_MOVE) < 0)
+		return skip("move_pages: %s (it takes two nodes)", strerror(errno));
 	if (node >= 0 && status[0] != node)
-		return skip("move_pages to node %d: status %d (it takes two nodes)", node, status[0]);
+		return skip("move_pages to node %d: status %d", node, status[0]);
 	return RAN;
 }
 

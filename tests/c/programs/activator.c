@@ -55,7 +55,8 @@ static void __attribute__((constructor)) activate(void)
 	int device, file;
 	char *pages;
 
-	if (path == NULL || log == NULL)
+	/* `ummunotify run` hands the device on; it has none itself. */
+	if (path == NULL || log == NULL || strcmp(program_invocation_short_name, "ummunotify") == 0)
 		return;
 	pages = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (pages == MAP_FAILED)

@@ -22,19 +22,40 @@ fn region(cookie: u64) -> PageRange {
     PageRange::new(cookie * 4 * PAGE, (cookie * 4 + 2) * PAGE)
 }
 
+fn first_page(cookie: u64) -> PageRange {
+    PageRange::new(region(cookie).start, region(cookie).start + PAGE)
+}
+
+fn second_page(cookie: u64) -> PageRange {
+    PageRange::new(region(cookie).start + PAGE, region(cookie).end)
+}
+
+/// True if one of the records tells of the region's second page.
+fn tells(records: &[Event], cookie: u64) -> bool {
+    records.iter().any(|event| {
+        (event.kind, event.cookie_counter, event.hint_end) == (0, cookie, second_page(cookie).end)
+    })
+}
+
 fn fill(engine: &Engine) {
     for cookie in 1..=REGIONS {
         engine.register(&ME, region(cookie), cookie).unwrap();
     }
     // Some are queued, one twice, and some events are gone.
     for cookie in [3, 30, 17, 30, 5] {
-        engine.record(region(cookie));
+        engine.record(first_page(cookie));
     }
     engine.unregister(&ME, 5).unwrap();
 }
 
-/// Reads to the end; the cookies in order. The last record must be LAST with the counter, and nothing be left.
+/// The cookies that [`drain_records`] reads, in order.
 fn drain(engine: &Engine, host: &Thread) -> Vec<u64> {
+    let records = drain_records(engine, host);
+    records.iter().filter(|event| event.kind == 0).map(|event| event.cookie_counter).collect()
+}
+
+/// Reads to the end. The last record must be LAST with the counter, and nothing be left.
+fn drain_records(engine: &Engine, host: &Thread) -> Vec<Event> {
     let mut records: Vec<Event> = Vec::new();
     loop {
         let mut port = Buffer::default();
@@ -49,7 +70,7 @@ fn drain(engine: &Engine, host: &Thread) -> Vec<u64> {
     if let Some(last) = records.last() {
         assert_eq!((last.kind, last.cookie_counter), (1, engine.counter()));
     }
-    records.iter().filter(|event| event.kind == 0).map(|event| event.cookie_counter).collect()
+    records
 }
 
 /// Each live region but `doubtful` is hit and reported once; lookups, cookies and the FIFO work.
@@ -220,13 +241,21 @@ fn a_recorder_killed_at_any_step_does_no_harm_to_unregister() {
     }
 }
 
-/// What another thread, or a signal handler, does in the middle of a call: records region 25 (which nobody had
-/// touched), then perhaps reads everything. The reads of both must tell of region 25, with a LAST that counts
-/// the hit only in or after the read that reports it.
-fn intrude(engine: Engine, reader: Option<Thread>, seen: Rc<RefCell<Vec<Event>>>) -> impl FnOnce() {
+/// Regions that are hit in the middle of a call: one that is idle then, and one that is queued with a hint that
+/// doesn't cover the hit.
+const TARGETS: [u64; 2] = [25, 3];
+
+/// What another thread, or a signal handler, does in the middle of a call: records the second page of a region,
+/// then perhaps reads everything.
+fn intrude(
+    engine: Engine,
+    target: u64,
+    reader: Option<Thread>,
+    seen: Rc<RefCell<Vec<Event>>>,
+) -> impl FnOnce() {
     move || {
         let before = engine.counter();
-        assert_ne!(engine.record(region(25)), Recorded::Missed);
+        assert_ne!(engine.record(second_page(target)), Recorded::Missed);
         assert!(engine.counter() > before);
         if let Some(reader) = reader {
             loop {
@@ -236,7 +265,7 @@ fn intrude(engine: Engine, reader: Option<Thread>, seen: Rc<RefCell<Vec<Event>>>
                     Err(_) => break,
                 }
             }
-            assert!(seen.borrow().iter().any(|event| event.kind == 0 && event.cookie_counter == 25));
+            assert!(tells(&seen.borrow(), target));
         }
     }
 }
@@ -256,7 +285,7 @@ impl crate::Port for Shared {
 #[test]
 fn a_hit_at_any_step_of_a_call_is_reported_before_a_last_that_counts_it() {
     let memory = Memory::private();
-    for (name, doubtful, act) in &ACTS {
+    for ((name, doubtful, act), target) in ACTS.iter().flat_map(|act| TARGETS.map(|target| (act, target))) {
         for n in 1.. {
             memory.zero();
             let engine = memory.create();
@@ -264,7 +293,7 @@ fn a_hit_at_any_step_of_a_call_is_reported_before_a_last_that_counts_it() {
             let seen = Rc::new(RefCell::new(Vec::new()));
             let hit_at = Rc::new(RefCell::new(0));
             let note = hit_at.clone();
-            let intruder = intrude(engine, None, seen.clone());
+            let intruder = intrude(engine, target, None, seen.clone());
             let reached = interrupted_at(
                 n,
                 || {
@@ -284,14 +313,13 @@ fn a_hit_at_any_step_of_a_call_is_reported_before_a_last_that_counts_it() {
                 assert!(n > 3, "{name} has no steps");
                 break;
             }
-            // In the records of the call itself region 25 may come or not; with a LAST below the hit's counter
-            // it must come later.
+            // In the records of the call itself the hit may be told or not; if a LAST counts it, it must be.
             let counted = *hit_at.borrow();
             let known = seen.borrow().iter().any(|event| event.kind == 1 && event.cookie_counter >= counted);
-            let inside = seen.borrow().iter().any(|event| event.kind == 0 && event.cookie_counter == 25);
+            let inside = tells(&seen.borrow(), target);
             assert!(inside || !known, "{name}, step {n}: LAST counts a hit that wasn't reported");
-            let later = drain(&engine, &ME).contains(&25);
-            assert!(inside || later, "{name}, step {n}: hit lost");
+            let later = drain_records(&engine, &ME);
+            assert!(inside || tells(&later, target), "{name}, step {n}: hit lost");
             check(&engine, &ME, &live(), *doubtful);
         }
     }
@@ -300,13 +328,13 @@ fn a_hit_at_any_step_of_a_call_is_reported_before_a_last_that_counts_it() {
 #[test]
 fn a_handler_that_reads_in_the_middle_of_its_threads_own_call_loses_nothing() {
     let memory = Memory::private();
-    for (name, doubtful, act) in &ACTS {
+    for ((name, doubtful, act), target) in ACTS.iter().flat_map(|act| TARGETS.map(|target| (act, target))) {
         for n in 1.. {
             memory.zero();
             let engine = memory.create();
             fill(&engine);
             let seen = Rc::new(RefCell::new(Vec::new()));
-            let intruder = intrude(engine, Some(VICTIM), seen.clone());
+            let intruder = intrude(engine, target, Some(VICTIM), seen.clone());
             if !interrupted_at(n, || act(&engine, &VICTIM), intruder) {
                 break;
             }

@@ -1,5 +1,6 @@
 //! An arena full of anything: no call may panic, leave the arena, or run without bound.
 
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
@@ -9,12 +10,23 @@ use ummunotify_abi::arena::{
     COOKIES_OFFSET, FIRST_NODE, Header, LAYOUT_VERSION, NODES, Node, RINGS_OFFSET, SLOTS_OFFSET, Slot,
 };
 
+use super::Buffer;
 use super::memory::Memory;
-use super::{Buffer, Thread};
-use crate::{ARENA_BYTES, BadArena, Engine, PageRange, Reason};
+use crate::{ARENA_BYTES, BadArena, Engine, Host, PageRange, Reason};
 
-/// Nobody is proven dead, and everybody but us holds the lock in vain.
-const PATIENT: Thread = Thread { id: 7, dead: &[] };
+/// A thread to whom nobody is proven dead, and who doesn't really sleep while a forged owner has the lock.
+struct Wakeful;
+
+impl Host for Wakeful {
+    fn id(&self) -> u32 {
+        7
+    }
+    fn wait(&self, _: &AtomicU32, _: u32) {}
+    fn wake(&self, _: &AtomicU32) {}
+    fn gone(&self, _: u32) -> bool {
+        false
+    }
+}
 
 const PAGE: u64 = 4096;
 
@@ -30,16 +42,16 @@ fn every_call(engine: &Engine, seed: u64) {
         engine.may_hit(range);
         engine.record(range);
         engine.record(PageRange::ALL);
-        let _ = engine.register(&PATIENT, range, seed.wrapping_add(i));
-        let _ = engine.register(&PATIENT, PageRange::ALL, i);
+        let _ = engine.register(&Wakeful, range, seed.wrapping_add(i));
+        let _ = engine.register(&Wakeful, PageRange::ALL, i);
         engine.end(begin, range);
-        let _ = engine.read(&PATIENT, 0, &mut Buffer::default());
-        let _ = engine.read(&PATIENT, 128, &mut Buffer { refuse: true, ..Buffer::default() });
-        let _ = engine.read(&PATIENT, 128, &mut Buffer::default());
-        let _ = engine.unregister(&PATIENT, seed.wrapping_add(i));
-        let _ = engine.unregister(&PATIENT, i + 1);
+        let _ = engine.read(&Wakeful, 0, &mut Buffer::default());
+        let _ = engine.read(&Wakeful, 128, &mut Buffer { refuse: true, ..Buffer::default() });
+        let _ = engine.read(&Wakeful, 128, &mut Buffer::default());
+        let _ = engine.unregister(&Wakeful, seed.wrapping_add(i));
+        let _ = engine.unregister(&Wakeful, i + 1);
         engine.invalidate_all(Reason::Requested);
-        let _ = engine.read(&PATIENT, 3, &mut Buffer::default());
+        let _ = engine.read(&Wakeful, 3, &mut Buffer::default());
         let _ = engine.exchange_features();
         engine.is_readable();
         engine.regions();
@@ -76,7 +88,7 @@ fn value() -> impl Strategy<Value = u64> {
 
 fn fill(engine: &Engine) {
     for cookie in 1..=40 {
-        engine.register(&PATIENT, PageRange::new(cookie * PAGE, (cookie + 2) * PAGE), cookie).unwrap();
+        engine.register(&Wakeful, PageRange::new(cookie * PAGE, (cookie + 2) * PAGE), cookie).unwrap();
     }
     engine.record(PageRange::new(3 * PAGE, 9 * PAGE));
 }
@@ -183,7 +195,7 @@ fn words_that_change_while_calls_run_do_no_harm() {
             seed ^= seed >> 7;
             seed ^= seed << 17;
             let (start, len) = spots[(seed % 4) as usize];
-            let offset = start + ((seed >> 8) as usize % len & !7);
+            let offset = start + (((seed >> 8) as usize % len) & !7);
             let value = if seed >> 40 & 1 == 0 { seed >> 20 & 63 } else { seed };
             memory2.word(offset).store(value, Relaxed);
             if seed >> 50 & 15 == 0 {

@@ -107,3 +107,52 @@ impl Drop for Memory {
         unsafe { libc::munmap(self.base.as_ptr().cast(), LEN) };
     }
 }
+
+/// A forked process.
+#[derive(Debug)]
+pub(crate) struct Child {
+    pid: i32,
+    status: std::cell::Cell<Option<i32>>,
+}
+
+impl Child {
+    /// Runs `body` in a forked process; it must not allocate much or take locks, for other threads of the tests
+    /// may have held them.
+    pub(crate) fn start(body: impl FnOnce() -> bool) -> Self {
+        // SAFETY: the child runs the body, which is made for it, and ends without returning.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(if matches!(result, Ok(true)) { 0 } else { 1 }) };
+        }
+        Self { pid, status: std::cell::Cell::new(None) }
+    }
+
+    fn reap(&self, flags: i32) -> bool {
+        if self.status.get().is_none() {
+            let mut status = 0;
+            // SAFETY: our own child.
+            if unsafe { libc::waitpid(self.pid, &mut status, flags) } == self.pid {
+                self.status.set(Some(status));
+            }
+        }
+        self.status.get().is_some()
+    }
+
+    pub(crate) fn ended(&self) -> bool {
+        self.reap(libc::WNOHANG)
+    }
+
+    pub(crate) fn succeeded(&self) -> bool {
+        self.reap(0) && self.status.get() == Some(0)
+    }
+
+    /// Kills it and waits for its end; false if it had ended before.
+    pub(crate) fn kill(&self) -> bool {
+        // SAFETY: our own child, which wasn't waited for.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+        self.reap(0) && self.status.get() == Some(libc::SIGKILL)
+    }
+}

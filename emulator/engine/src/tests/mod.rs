@@ -7,6 +7,9 @@ mod memory;
 mod model;
 mod properties;
 mod rules;
+mod size;
+mod stress;
+mod waiting;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::vec::Vec;
@@ -29,7 +32,7 @@ impl Host for Thread {
     }
     fn wait(&self, word: &AtomicU32, seen: u32) {
         if word.load(Ordering::Acquire) == seen {
-            std::thread::yield_now();
+            std::thread::sleep(std::time::Duration::from_micros(200));
         }
     }
     fn wake(&self, _: &AtomicU32) {}

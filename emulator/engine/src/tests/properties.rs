@@ -46,7 +46,7 @@ fn address() -> impl Strategy<Value = u64> {
         2 => (0u64..24, 0u64..PAGE).prop_map(|(page, byte)| page * PAGE + byte),
         1 => Just(0),
         1 => Just(u64::MAX),
-        1 => Just(u64::MAX & !(2 * PAGE - 1)),
+        1 => Just(!(2 * PAGE - 1)),
         1 => any::<u64>(),
     ]
 }

@@ -46,7 +46,7 @@ pub(in crate::cli) fn wait_killable() -> Answer {
 fn accepted(flags: libc::c_ulong) -> Answer {
     match ummunotify::backend::try_listener(flags) {
         Ok(()) => Answer::Works,
-        Err(errno) => Answer::Refused(errno),
+        Err(obstacle) => Answer::Refused(obstacle.answer),
     }
 }
 

@@ -169,11 +169,7 @@ fn move_several(
     keep: bool,
     out: &mut Vec<PageRange>,
 ) {
-    for (i, (piece, _)) in view.cut(old).into_iter().enumerate() {
-        if i == 0 && piece.start != old.start {
-            // A hole at the start: EFAULT.
-            return;
-        }
+    for (piece, _) in view.cut(old) {
         let at = destination.saturating_add(piece.start - old.start);
         unmap(target, view, PageRange::new(at, at.saturating_add(piece.len())), out);
         moved(target, view, piece, keep, out);

@@ -215,6 +215,8 @@ fn remapping() {
         Same("[C+0,C+4)UNMAP"),
     );
     row("mremap of nothing", &[], mremap(A, 4, 4, MOVE, C), Same(""));
+    let late = [anonymous(A + P, 3, RW), anonymous(C, 4, RW)];
+    row("mremap with a hole at the start", &late, mremap(A, 4, 4, MOVE, C), Same(""));
     row("mremap onto itself (EINVAL)", &four(), mremap(A, 4, 4, MOVE, A + P), Same(""));
 }
 

@@ -1,0 +1,154 @@
+//! What the engine's calls cost, in nanoseconds: the median of several rounds on this machine.
+//!
+//! `cargo run --release -p ummunotify-engine --example figures`
+
+use std::hint::black_box;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::AtomicU32;
+use std::time::Instant;
+use ummunotify_engine::{ARENA_BYTES, Engine, Event, Host, PageRange, Port};
+
+const PAGE: u64 = 4096;
+const ROUNDS: usize = 15;
+
+/// The only thread.
+struct Alone;
+
+impl Host for Alone {
+    fn id(&self) -> u32 {
+        1
+    }
+    fn wait(&self, _: &AtomicU32, _: u32) {}
+    fn wake(&self, _: &AtomicU32) {}
+    fn gone(&self, _: u32) -> bool {
+        false
+    }
+}
+
+/// Takes all records.
+struct Sink;
+
+impl Port for Sink {
+    type Error = ();
+    fn deliver(&mut self, records: &[Event]) -> Result<(), ()> {
+        black_box(records);
+        Ok(())
+    }
+    fn settle(&mut self, _: &Engine, _: bool) {}
+}
+
+fn engine() -> Engine {
+    let len = ARENA_BYTES + PAGE as usize;
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping, which stays; the counter's page lies behind the arena.
+    unsafe {
+        let base = libc::mmap(null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        assert_ne!(base, libc::MAP_FAILED);
+        let arena = NonNull::new(base.cast::<u8>()).expect("mmap gave address 0");
+        Engine::create(arena, ARENA_BYTES, arena.add(ARENA_BYTES).cast()).expect("zeroed memory")
+    }
+}
+
+/// Median time of one of `n` calls.
+fn time(n: u64, mut call: impl FnMut(u64)) -> f64 {
+    let mut times: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            let start = Instant::now();
+            (0..n).for_each(&mut call);
+            start.elapsed().as_nanos() as f64 / n as f64
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[ROUNDS / 2]
+}
+
+/// Region `n` of many with gaps between them.
+fn region(n: u64) -> PageRange {
+    PageRange::new((n + 1) * 8 * PAGE, ((n + 1) * 8 + 4) * PAGE)
+}
+
+/// The gap behind region `n`.
+fn gap(n: u64) -> PageRange {
+    PageRange::new(((n + 1) * 8 + 5) * PAGE, ((n + 1) * 8 + 6) * PAGE)
+}
+
+fn record(engine: &Engine, range: PageRange) {
+    black_box(engine.record(range));
+}
+
+fn figures(regions: u64) {
+    let engine = engine();
+    let mut order: Vec<u64> = (0..regions).collect();
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    for i in (1..order.len()).rev() {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        order.swap(i, (random % (i as u64 + 1)) as usize);
+    }
+    for &n in &order {
+        engine.register(&Alone, region(n), n).expect("room for all");
+    }
+    let pick = |i: u64| order[(i % regions) as usize];
+    let line = |what: &str, ns: f64| println!("{regions:>9} regions  {what:<44} {ns:>8.1} ns");
+
+    line("register + unregister, one place", {
+        time(20_000, |_| {
+            engine.register(&Alone, gap(regions / 2), u64::MAX).expect("room");
+            engine.unregister(&Alone, u64::MAX).expect("it was registered");
+        })
+    });
+    line("unregister + register, random places", {
+        time(20_000, |i| {
+            let n = pick(i);
+            engine.unregister(&Alone, n).expect("it was registered");
+            engine.register(&Alone, region(n), n).expect("room");
+        })
+    });
+    line("record, miss far away", time(100_000, |_| record(&engine, PageRange::new(1 << 45, 1 << 46))));
+    line("record, miss among neighbours, one place", {
+        time(100_000, |_| record(&engine, gap(regions / 2)))
+    });
+    line("record, miss among neighbours, random places", {
+        time(100_000, |i| record(&engine, gap(pick(i))))
+    });
+    line("begin + record + end, hit of a queued region", {
+        time(100_000, |_| {
+            let begin = engine.begin();
+            black_box(engine.record(region(regions / 2)));
+            black_box(engine.end(begin, region(regions / 2)));
+        })
+    });
+    line("record, hit + read of the event and LAST", {
+        time(20_000, |_| {
+            black_box(engine.record(region(regions / 2)));
+            let _ = engine.read(&Alone, 128, &mut Sink);
+        })
+    });
+    line("record, hit of an idle region, random places", {
+        let n = regions.min(20_000);
+        let mut times: Vec<f64> = (0..ROUNDS as u64)
+            .map(|round| {
+                while engine.read(&Alone, 128, &mut Sink).is_ok() {}
+                let start = Instant::now();
+                (0..n).for_each(|i| record(&engine, region(pick(i + round * n))));
+                start.elapsed().as_nanos() as f64 / n as f64
+            })
+            .collect();
+        times.sort_by(f64::total_cmp);
+        times[ROUNDS / 2]
+    });
+    while engine.read(&Alone, 128, &mut Sink).is_ok() {}
+    let start = Instant::now();
+    engine.record(PageRange::ALL);
+    line("record, hit of all, for each region", start.elapsed().as_nanos() as f64 / regions as f64);
+    let start = Instant::now();
+    while engine.read(&Alone, 128, &mut Sink).is_ok() {}
+    line("read of all, for each region", start.elapsed().as_nanos() as f64 / regions as f64);
+}
+
+fn main() {
+    figures(10);
+    figures(1_000);
+    figures(1_000_000);
+}
