@@ -137,7 +137,10 @@ fn mark_space(marker: &Owned) -> Result<(), c_int> {
 fn enforce(connection: &Connection, program: &[u8]) -> Result<(), c_int> {
     let listener = filter::install(program)?;
     let mut buffer = Buffer::<0>::new();
-    let lost = |errno| explain("the supervisor, which ended while it took over,", errno);
+    let lost = |errno| match errno {
+        libc::ECONNRESET => explain("the supervisor, which ended while it took over,", libc::EIO),
+        errno => explain("handing the filter over to the supervisor", errno),
+    };
     connection.ask(Op::Listener, [0; 6], Some(listener.get()), &mut buffer).map_err(lost)?;
     // As long as we hold a copy, the death of the supervisor would hang every trapped call.
     drop(listener);
@@ -149,6 +152,9 @@ fn enforce(connection: &Connection, program: &[u8]) -> Result<(), c_int> {
 fn start(scratch: &mut Scratch) -> Result<Connection, c_int> {
     program::find(&mut scratch.program, &mut scratch.maps)?;
     check_log_file();
+    if sys::descriptor_limit().rlim_max < SUPERVISOR_DESCRIPTORS {
+        return Err(explain("start of a supervisor under such a limit of descriptors", libc::EMFILE));
+    }
     let (connection, theirs) = Connection::pair().map_err(|errno| explain("socket pair", errno))?;
     scratch.arguments = [scratch.program.as_ptr(), COMMAND.as_ptr().cast(), null()];
     fill_environment(&mut scratch.environment);
@@ -255,7 +261,9 @@ fn explain(what: &str, errno: c_int) -> c_int {
         Part::Text(" failed with "),
         Part::Errno(errno),
         Part::Text(match errno {
-            libc::EMFILE => "; an open needs eight free descriptors for a moment (ulimit -n)",
+            libc::EMFILE => {
+                "; the client needs eight free descriptors for a moment, the supervisor 32 (ulimit -n)"
+            }
             libc::EAGAIN => "; an open starts two processes (ulimit -u)",
             _ => "",
         }),
@@ -273,6 +281,9 @@ const COMMAND: [u8; SUPERVISE_COMMAND.len() + 1] = {
     }
     bytes
 };
+
+/// Descriptors that a supervisor of one context uses, and some to spare.
+const SUPERVISOR_DESCRIPTORS: u64 = 32;
 
 /// Entries of the supervisor's environment, with its end.
 const VARIABLES: usize = 32;

@@ -89,13 +89,8 @@ impl Owned {
 
     /// The same at a high number, so that the lowest free one stays free for the device descriptor.
     pub fn lifted(self) -> Self {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: `limit` is as large as the kernel's structure.
-        unsafe {
-            sys::call(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE as usize, 0, &raw mut limit as usize, 0, 0);
-        }
         // Not higher: the kernel's table of descriptors would grow to reach it.
-        let floor = limit.rlim_cur.saturating_sub(64).min(960) as usize;
+        let floor = sys::descriptor_limit().rlim_cur.saturating_sub(64).min(960) as usize;
         match sys::fcntl(self.0, libc::F_DUPFD_CLOEXEC, floor) {
             high if high >= 0 => Self(high as c_int),
             _ => self,

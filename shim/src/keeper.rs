@@ -125,6 +125,7 @@ unsafe extern "C" fn supervisor(argument: *mut c_void) -> ! {
     // SAFETY: the keeper sleeps until we execute or end.
     let launch = unsafe { &*argument.cast::<Launch>() };
     arrange_descriptors(launch);
+    raise_descriptor_limit();
     reset_signals();
     // SAFETY: the client prepared terminated strings and arrays.
     let failed = unsafe {
@@ -166,6 +167,16 @@ fn arrange_descriptors(launch: &Launch) {
         unsafe { sys::call(libc::SYS_dup2, nothing as usize, standard, 0, 0, 0, 0) };
     }
     close_from(SUPERVISE_FD as usize + 1);
+}
+
+/// A client's soft limit is made for the client.
+fn raise_descriptor_limit() {
+    let mut limit = sys::descriptor_limit();
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads one rlimit.
+    unsafe {
+        sys::call(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE as usize, &raw const limit as usize, 0, 0, 0);
+    }
 }
 
 fn close_from(first: usize) {

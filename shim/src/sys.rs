@@ -118,6 +118,16 @@ pub fn madvise(address: usize, len: usize, advice: c_int) -> isize {
     unsafe { call(libc::SYS_madvise, address, len, advice as usize, 0, 0, 0) }
 }
 
+/// How many descriptors this process may have.
+pub fn descriptor_limit() -> libc::rlimit {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is as large as the kernel's structure.
+    unsafe {
+        call(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE as usize, 0, &raw mut limit as usize, 0, 0);
+    }
+    limit
+}
+
 /// `write`.
 pub fn write(fd: c_int, bytes: &[u8]) -> isize {
     // SAFETY: the slice is valid for its length.
