@@ -249,7 +249,7 @@ fn refused(errno: c_int, token: u64) -> c_int {
             explain("the supervisor, which is of another version than the library,", libc::EPROTONOSUPPORT)
         }
         libc::EMFILE => explain("reception of descriptors", errno),
-        errno => explain("start of the supervisor", errno),
+        errno => explain("what the supervisor was asked for", errno),
     }
 }
 
@@ -262,7 +262,7 @@ fn explain(what: &str, errno: c_int) -> c_int {
         Part::Errno(errno),
         Part::Text(match errno {
             libc::EMFILE => {
-                "; the client needs eight free descriptors for a moment, the supervisor 32 (ulimit -n)"
+                "; the client needs eight free descriptors for a moment, the supervisor 20 (ulimit -n)"
             }
             libc::EAGAIN => "; an open starts two processes (ulimit -u)",
             _ => "",
@@ -283,7 +283,7 @@ const COMMAND: [u8; SUPERVISE_COMMAND.len() + 1] = {
 };
 
 /// Descriptors that a supervisor of one context uses, and some to spare.
-const SUPERVISOR_DESCRIPTORS: u64 = 32;
+const SUPERVISOR_DESCRIPTORS: u64 = 20;
 
 /// Entries of the supervisor's environment, with its end.
 const VARIABLES: usize = 32;
