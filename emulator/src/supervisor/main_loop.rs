@@ -278,7 +278,9 @@ impl MainLoop {
     }
 
     fn counter_seen(&mut self, number: u64, at: Option<PageRange>) {
-        let Some((_, context)) = self.contexts.get(&number) else { return };
+        let Some((space, context)) = self.contexts.get(&number) else { return };
+        // The process may have ended since it was seen, and its end been handled before this message.
+        let at = at.filter(|_| space.process_alive());
         context.set_lingering(at);
         if at.is_none() {
             self.free(number);
