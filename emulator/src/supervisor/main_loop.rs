@@ -278,10 +278,13 @@ impl MainLoop {
     }
 
     fn counter_seen(&mut self, number: u64, at: Option<PageRange>) {
-        let Some((_, context)) = self.contexts.get(&number) else { return };
+        let Some((space, context)) = self.contexts.get(&number) else { return };
         context.set_lingering(at);
         if at.is_none() {
             self.free(number);
+        } else if space.is_gone() || !space.process_alive() {
+            // It ended during the look, when nothing was known to linger yet.
+            self.look_for_counter(space, context);
         }
     }
 
