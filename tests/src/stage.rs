@@ -95,13 +95,19 @@ impl Stage {
 
     /// Insists that no process of this stage is left: no supervisor, no child of a program.
     pub fn assert_nothing_left(&self) {
-        let groups = self.groups.lock().expect("no holder panics").clone();
+        let left = self.end_leftovers();
+        assert!(left.is_empty(), "processes outlived their programs (killed now): {left:?}");
+    }
+
+    /// Waits for the processes of this stage to end; those that don't are killed and returned.
+    fn end_leftovers(&self) -> Vec<leftovers::Leftover> {
+        let groups = self.groups.lock().map(|groups| groups.clone()).unwrap_or_default();
         let left = leftovers::wait(&self.folder, &groups);
         for process in &left {
             // They name this stage, so they are this test's own.
             let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
         }
-        assert!(left.is_empty(), "processes outlived their programs (killed now): {left:?}");
+        left
     }
 
     /// Copies a file so that every user can read and execute it.
@@ -127,16 +133,12 @@ impl Default for Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            // The test failed already; a second panic would abort the run and hide why.
-            let groups = self.groups.lock().map(|groups| groups.clone()).unwrap_or_default();
-            for process in leftovers::wait(&self.folder, &groups) {
-                let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
-            }
-        } else {
-            self.assert_nothing_left();
-        }
+        let left = self.end_leftovers();
         let _ = fs::remove_dir_all(&self.folder);
+        // Where the test failed already, a second panic would abort the run and hide why.
+        if !std::thread::panicking() {
+            assert!(left.is_empty(), "processes outlived their programs (killed now): {left:?}");
+        }
     }
 }
 

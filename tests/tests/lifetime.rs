@@ -120,6 +120,19 @@ fn a_killed_client_leaves_something_or_takes_its_children_along() {
     }
 }
 
+/// Closing the device while its counter is mapped, and ending right after, leaves nothing either.
+#[test]
+fn a_client_that_ends_with_its_counter_mapped_leaves_a_supervisor() {
+    let stage = Stage::new();
+    let leaver = stage.client(&Client::program("leaver", &["programs/leaver.c"]));
+    for account in Account::available() {
+        for mode in Mode::EMULATED {
+            stage.program(mode, account, &leaver).arg("200").run().assert_success();
+            stage.assert_nothing_left();
+        }
+    }
+}
+
 /// How often a program makes each system call.
 type Calls = BTreeMap<String, i64>;
 

@@ -14,15 +14,14 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether the process behind a pidfd still has a task (pidfd_send_signal(2) with signal 0).
+/// Whether the process behind a pidfd still has a task that runs. A zombie has none: its pidfd is readable
+/// (pidfd_open(2)), while a signal 0 finds it until somebody reaps it.
 pub fn pidfd_alive(fd: &OwnedFd) -> bool {
     use std::os::fd::AsRawFd;
-    // SAFETY: a null siginfo is allowed; signal 0 only checks.
-    let ret = unsafe {
-        libc::syscall(libc::SYS_pidfd_send_signal, fd.as_raw_fd(), 0, std::ptr::null::<libc::siginfo_t>(), 0)
-    };
-    // EPERM means that it exists.
-    ret == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
+    ready <= 0
 }
 
 /// Whether two tasks share an address space (kcmp(2), `KCMP_VM`). Containers may forbid it (EPERM) and
