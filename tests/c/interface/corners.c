@@ -374,3 +374,42 @@ TEST(proc_spawned_program_has_it_as_standard_input)
     is("its_other_region", unreg(fd, 6), 0);
     works_on(fd);
 }
+
+/* Stops and continues a process until it ends; false if it didn't end well. */
+static bool ended_well_while_stopped_often(const char *what, pid_t child)
+{
+    int status = 0;
+    for (double end = now() + 10; now() < end;) {
+        kill(child, SIGSTOP);
+        nap(1);
+        kill(child, SIGCONT);
+        if (waitpid(child, &status, WNOHANG) == child)
+            return check(WIFEXITED(status) && WEXITSTATUS(status) == 0, what, "exit code 0", "status %#x",
+                         (unsigned)status);
+        nap(1);
+    }
+    return ended_well(what, child);
+}
+
+TEST_SLOW(proc_stopped_and_continued_in_the_middle_of_calls, 60)
+{
+    /* Nothing of this takes notice of a stop: no call that is restarted natively answers EINTR. */
+    int fd = device();
+    for (int i = 0; i < 20; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            int own = open(DEVICE, O_RDONLY | O_NONBLOCK);
+            works("open", own);
+            for (int k = 0; k < 20; k++) {
+                if (reg(fd, 1, (void *)1, (void *)2) != 0 || unreg(fd, 1) != 0)
+                    works("calls_of_another_holder", -1);
+                if (reg(own, 1, (void *)1, (void *)2) != 0 || unreg(own, 1) != 0)
+                    works("calls_of_the_owner", -1);
+                counter_of(fd);
+            }
+            child_end();
+        }
+        if (!ended_well_while_stopped_often("child", child))
+            break;
+    }
+}
