@@ -64,7 +64,10 @@ fetch_kernel() {
 	local kernel=$1 suite tree kv headers image packages
 	suite=$(kernel_suite "$kernel")
 	tree=$cache/kernels/$kernel
-	[ -e "$tree/version" ] && return
+	# The headers are patched with their place (below): a cache that was moved is filled anew.
+	if [ -e "$tree/version" ] && grep -qF "$tree/" "$tree/usr/src/linux-headers-$(cat "$tree/version")/Makefile"; then
+		return
+	fi
 	apt_refresh "$suite"
 	# The newest image whose headers the suite has too; -cloud and -rt variants lack 9p or differ in locking.
 	kv=$(apt_private "$suite" apt-cache pkgnames "linux-headers-$kernel" |
