@@ -27,6 +27,8 @@ mod worker;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use nix::mount::{MsFlags, mount};
+
 /// Runs the supervisor on a fresh control socket until nobody needs it any more.
 ///
 /// # Errors
@@ -34,10 +36,34 @@ use std::sync::Arc;
 pub fn run(control: OwnedFd) -> anyhow::Result<()> {
     detach();
     log::init();
+    see_own_processes()?;
     let shared = Arc::new(shared::Shared::new()?);
     let mut main_loop = main_loop::MainLoop::new(Arc::clone(&shared))?;
     main_loop.serve_connection(socket::Connection::new(control));
     main_loop.run()
+}
+
+/// Makes sure that /proc shows the pid namespace that we count in. In a container whose /proc is another
+/// namespace's, every look at a process would be a look at a wrong one. A mount of our own helps, in a mount
+/// namespace that nobody else sees; it must come before any thread, since it changes the calling one alone.
+fn see_own_processes() -> anyhow::Result<()> {
+    let fits =
+        || std::fs::read_link("/proc/self").is_ok_and(|p| p.as_os_str() == &*std::process::id().to_string());
+    if fits() {
+        return Ok(());
+    }
+    let none = None::<&str>;
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)
+        .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none))
+        .and_then(|()| mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), none))
+        .map_err(|e| {
+            anyhow::anyhow!(
+                "/proc isn't this pid namespace's, and mounting a private one failed: {e}; mount one for the \
+                 namespace (unshare --mount-proc does)"
+            )
+        })?;
+    anyhow::ensure!(fits(), "/proc doesn't show this pid namespace, not even a fresh one");
+    Ok(())
 }
 
 /// Leaves the client's surroundings: its session, directory and signals. SIGTERM and its kin are ignored, since
