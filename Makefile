@@ -129,7 +129,7 @@ lint: rust install-build-deps
 
 race: rust install-build-deps
 	cargo build --workspace --all-targets --release
-	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test '*' -- --nocapture race
+	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- --nocapture
 
 clean:
 	cargo clean
