@@ -18,7 +18,7 @@ REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race bench install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -27,6 +27,7 @@ help:
 	@echo 'make doctor     build, and try what this host allows'
 	@echo 'make test       build, and run all tests; says what was skipped and why'
 	@echo 'make lint       formatting and clippy'
+	@echo 'make bench      what interception costs here, as ratios to native'
 	@echo 'make race       the address-reuse race, $(RACE_ROUNDS) rounds'
 	@echo 'make install-deps   what the above need from Debian (as root; else prints the command)'
 
@@ -130,6 +131,10 @@ lint: rust install-build-deps
 race: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- --nocapture
+
+bench: rust install-build-deps
+	cargo build --release -p ummunotify -p ummunotify-benches
+	@$(TARGET)/release/ummunotify-micro
 
 clean:
 	cargo clean
