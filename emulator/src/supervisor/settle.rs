@@ -42,7 +42,7 @@ pub fn settle(pid: u32) -> Vec<u32> {
         // way back to user mode or asleep outside: it proves that an earlier call has ended. It is used
         // late and briefly, since it can turn a call that has just begun to sleep into an EINTR (signal(7)).
         if !stopped && start.elapsed() > Duration::from_millis(2) {
-            left.retain(|&tid| look(pid, tid) == Seen::Inside || !stop(tid));
+            left.retain(|&tid| look(pid, tid) == Seen::Inside || !stop_apart(tid));
             stopped = true;
         }
         std::thread::sleep(pause);
@@ -88,6 +88,14 @@ fn look(pid: u32, tid: u32) -> Seen {
         }
         _ => Seen::Outside,
     }
+}
+
+/// [`stop`], by a tracer thread of its own. PTRACE_DETACH works on a stopped thread only, and one that waits
+/// for the answer to a notification stops after that answer: perhaps when nobody looks any more, and then for as
+/// long as its tracer lives. The end of the tracer lets it go in whatever state it is (ptrace(2)).
+fn stop_apart(tid: u32) -> bool {
+    let tracer = std::thread::Builder::new().name("tracer".into()).spawn(move || stop(tid));
+    tracer.is_ok_and(|tracer| tracer.join().unwrap_or(false))
 }
 
 /// Stops the thread by ptrace and lets it go; true if it was seen stopped. False where tracing isn't allowed
