@@ -34,8 +34,9 @@ use nix::mount::{MsFlags, mount};
 /// # Errors
 /// What the kernel refused at start; a client is told by the socket's end.
 pub fn run(control: OwnedFd) -> anyhow::Result<()> {
-    detach();
+    // A log file's path may be relative to the client's directory.
     log::init();
+    detach();
     see_own_processes()?;
     let shared = Arc::new(shared::Shared::new()?);
     let mut main_loop = main_loop::MainLoop::new(Arc::clone(&shared))?;

@@ -229,6 +229,7 @@ TEST_SLOW(call_open_and_close_a_thousand_times, 60)
     }
     is("calls_that_failed", bad, 0);
     is("descriptors_afterwards", descriptors(), before);
-    check(slowest < 1, "slowest_open", "less than a second", "%.3f s", slowest);
+    /* Finds a hang, not a busy machine: an open starts no more than a few system calls and one exchange. */
+    check(slowest < 10, "slowest_open", "less than ten seconds", "%.3f s", slowest);
     fresh("the_next", open(DEVICE, O_RDONLY));
 }
