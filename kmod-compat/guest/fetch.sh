@@ -54,7 +54,7 @@ fetch_libraries() {
 	for program in "${lacking[@]}"; do
 		mv "$program" "$program.program"
 		printf '#!/bin/sh\nexec "%s" --library-path "%s" "%s" "$@"\n' \
-			"$(find "$lib" -name 'ld-linux-x86-64.so.2' | head -n 1)" \
+			"$(find "$lib" -name 'ld-linux-x86-64.so.2' -print -quit)" \
 			"$lib/usr/lib/x86_64-linux-gnu:$lib/lib/x86_64-linux-gnu" "$program.program" >"$program"
 		chmod +x "$program"
 	done
@@ -75,10 +75,10 @@ fetch_kernel() {
 		sort -V | tail -n 1) || true
 	[ -n "$kv" ] || skip "the suite $suite of this mirror has no kernel $kernel with headers"
 	headers=$(apt_private "$suite" apt-cache show "linux-headers-$kv" |
-		grep -m1 '^Depends:' | grep -oE 'linux-(headers|kbuild)-[^ ,]+')
+		awk '/^Depends:/ && !n++' | grep -oE 'linux-(headers|kbuild)-[^ ,]+')
 	# Newer packagings split the image from its modules.
 	image=$(apt_private "$suite" apt-cache show "linux-image-$kv" |
-		grep -m1 '^Depends:' | grep -oE 'linux-(base|binary|modules)-[0-9][^ ,]+') || true
+		awk '/^Depends:/ && !n++' | grep -oE 'linux-(base|binary|modules)-[0-9][^ ,]+') || true
 	packages="linux-image-$kv linux-headers-$kv $headers $image"
 	say "fetching $kv: image and headers"
 	rm -rf "$tree" && mkdir -p "$tree/debs"

@@ -25,8 +25,17 @@ use crate::trap::filter::Filter;
 use crate::trap::policy::Policy;
 use ummunotify_sys::notify::Listener;
 
+/// How a peer reached us.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Entrance {
+    /// By the socket that we were started with: the client that started us.
+    Control,
+    /// By an address that every process of the user may connect to. Nobody who comes this way hands us a filter.
+    Door,
+}
+
 /// Serves a connection to its end.
-pub fn serve(shared: &Shared, connection: &Connection) {
+pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance) {
     let Ok(peer) = connection.peer() else { return };
     let ours = nix::unistd::getuid().as_raw();
     if peer.uid != ours && peer.uid != 0 && ours != 0 {
@@ -48,8 +57,9 @@ pub fn serve(shared: &Shared, connection: &Connection) {
         let op = asked.op;
         let done = match op {
             Op::Open => open(shared, connection, peer, &asked),
-            Op::Listener => listener(shared, connection, asked),
-            Op::Closed => closed(shared, connection, peer),
+            Op::Listener if entrance == Entrance::Control => listener(shared, connection, asked),
+            Op::Closed if entrance == Entrance::Control => closed(shared, connection, peer),
+            Op::Listener | Op::Closed => Err(Errno::EPERM),
             Op::Counter => with_context(shared, &asked, |context, _| {
                 let counter = context.read_only_counter().map_err(|_| Errno::ENOMEM)?;
                 connection.reply(0, [0; 6], &[], &[counter.as_fd()])

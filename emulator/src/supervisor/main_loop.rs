@@ -13,7 +13,7 @@ use ummunotify_engine::{Reason, Statistics};
 use ummunotify_sys::notify::{Listener, Notification};
 use ummunotify_sys::process;
 
-use super::clerk;
+use super::clerk::{self, Entrance};
 use super::context::Context;
 use super::crowded::CrowdedTarget;
 use super::log;
@@ -125,12 +125,12 @@ impl MainLoop {
     }
 
     /// Serves a connection on a thread of its own.
-    pub fn serve_connection(&self, connection: Connection) {
+    pub fn serve_connection(&self, connection: Connection, entrance: Entrance) {
         let (shared, clerks) = (Arc::clone(&self.shared), Arc::clone(&self.clerks));
         clerks.fetch_add(1, Ordering::AcqRel);
         let started =
             std::thread::Builder::new().name("clerk".into()).stack_size(512 * 1024).spawn(move || {
-                clerk::serve(&shared, &connection);
+                clerk::serve(&shared, &connection, entrance);
                 drop(connection);
                 clerks.fetch_sub(1, Ordering::AcqRel);
                 shared.tell(Message::Ended);
@@ -249,7 +249,7 @@ impl MainLoop {
             Some(number) => self.contexts.get(&number).and_then(|(_, c)| c.door()).and_then(Door::accept),
         };
         if let Some(connection) = connection {
-            self.serve_connection(connection);
+            self.serve_connection(connection, Entrance::Door);
         }
     }
 

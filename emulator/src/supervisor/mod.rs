@@ -40,7 +40,7 @@ pub fn run(control: OwnedFd) -> anyhow::Result<()> {
     see_own_processes()?;
     let shared = Arc::new(shared::Shared::new()?);
     let mut main_loop = main_loop::MainLoop::new(Arc::clone(&shared))?;
-    main_loop.serve_connection(socket::Connection::new(control));
+    main_loop.serve_connection(socket::Connection::new(control), clerk::Entrance::Control);
     main_loop.run()
 }
 

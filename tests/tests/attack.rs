@@ -1,0 +1,32 @@
+//! What a hostile or merely busy program does to the emulator: nothing is missed, nothing hangs, nothing is left.
+
+use std::time::Duration;
+use ummunotify_tests::{Account, Client, Mode, Stage, say};
+
+/// Invalidations that each owner makes in a storm.
+const ROUNDS: &str = "4000";
+
+#[test]
+fn an_invalidation_is_missed_while_tasks_come_and_go() {
+    let stage = Stage::new();
+    let storm = stage.client(&Client::program("storm", &["attack/storm.c"]));
+    for (nth, account) in Account::available().into_iter().enumerate() {
+        let mut program = stage.program(Mode::EMULATED[nth % 2], account, &storm).arg(ROUNDS);
+        if nth == 0 {
+            program = program.arg("restart");
+        }
+        let outcome = program.limit(Duration::from_secs(120)).run();
+        outcome.assert_success();
+        say(&format!("{account:?}: {}", outcome.stdout.trim_end()));
+        assert!(outcome.stdout.contains("missed=0 "), "{outcome}");
+    }
+}
+
+#[test]
+fn noise_on_its_sockets_disturbs_the_supervisor() {
+    let stage = Stage::new();
+    let noise = stage.client(&Client::program("noise", &["attack/noise.c"]));
+    for account in Account::available() {
+        stage.program(Mode::Run, account, &noise).limit(Duration::from_secs(60)).run().assert_success();
+    }
+}
