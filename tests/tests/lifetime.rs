@@ -133,6 +133,20 @@ fn a_client_that_ends_with_its_counter_mapped_leaves_a_supervisor() {
     }
 }
 
+/// The end of a process's first thread isn't the end of the process.
+#[test]
+fn a_process_without_its_first_thread_misses_invalidations() {
+    let stage = Stage::new();
+    let headless = stage.client(&Client::program("headless", &["programs/headless.c"]));
+    for account in Account::available() {
+        for mode in Mode::EMULATED {
+            let outcome = stage.program(mode, account, &headless).limit(BOUND).run();
+            outcome.assert_success();
+            assert_eq!(outcome.stdout, "first 1 second 1\nfirst after close 2\n", "{outcome}");
+        }
+    }
+}
+
 /// How often a program makes each system call.
 type Calls = BTreeMap<String, i64>;
 

@@ -84,7 +84,8 @@ pub struct MainLoop {
     clerks: Arc<AtomicUsize>,
     contexts: HashMap<u64, (Arc<Space>, Arc<Context>)>,
     watched_processes: HashSet<u32>,
-    /// Tasks that were seen in a space. A wrong entry would only cost a spurious invalidation.
+    /// Tasks that were seen in a space. A wrong entry costs a spurious invalidation while there is one space; with
+    /// more of them it would miss one, so then it isn't used: the number may have come back in another space.
     members: HashMap<u32, Arc<Space>>,
     /// Processes (by first task) that were seen in no space. A wrong entry would miss invalidations: each use
     /// asks the pidfd, opened before that was seen, whether it still is that process.
@@ -220,6 +221,8 @@ impl MainLoop {
                 log::warning!("process {}: can't be watched for its end: {e}", space.pid);
             }
         }
+        // What was found out before this open is old.
+        self.findings();
         // A process that opens anew after execve, or a forked child that opens, was a stranger before.
         self.strangers.clear();
         self.members.clear();
@@ -508,7 +511,10 @@ impl MainLoop {
 
     /// Where the task lives. No step here can wait for a target's mapping lock.
     fn home(&mut self, tid: u32) -> Home {
-        if let Some(space) = self.members.get(&tid) {
+        let spaces = self.shared.spaces();
+        if spaces.len() == 1
+            && let Some(space) = self.members.get(&tid)
+        {
             return Home::Space(Arc::clone(space));
         }
         if let Some(pidfd) = self.strangers.get(&tid) {
@@ -520,7 +526,7 @@ impl MainLoop {
         let pidfd = process::pidfd_open(tid);
         let pid = task::process_of(tid);
         let mut perhaps = Vec::new();
-        for space in self.shared.spaces() {
+        for space in spaces {
             if space.is_gone() || space.is_idle() {
                 continue;
             }

@@ -5,8 +5,23 @@ use std::sync::Arc;
 use crate::target::{self, KernelTraits, Mapping, ProcessTarget, Target};
 
 /// The mapping table of a task. The one fact here that can wait for the task's mapping lock.
+///
+/// A first thread that has ended (pthread_exit in main) stays as a zombie without memory while the rest of its
+/// process goes on: its own table is empty then, and that of another thread is the process's.
 pub fn mappings(tid: u32, kernel: &KernelTraits) -> target::Result<Arc<[Mapping]>> {
-    ProcessTarget::new(tid.cast_signed(), false, kernel).mappings()
+    let own = ProcessTarget::new(tid.cast_signed(), false, kernel).mappings();
+    if own.as_ref().is_ok_and(|table| !table.is_empty()) {
+        return own;
+    }
+    let threads = std::fs::read_dir(format!("/proc/{tid}/task")).into_iter().flatten();
+    let others = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    others
+        .filter(|other| *other != tid)
+        .find_map(|other| {
+            let table = ProcessTarget::new(other.cast_signed(), false, kernel).mappings().ok()?;
+            (!table.is_empty()).then_some(table)
+        })
+        .map_or(own, Ok)
 }
 
 /// The process (thread group) that a task belongs to; `None` if it is gone or not visible.
