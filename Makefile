@@ -12,13 +12,15 @@ BUILD_PACKAGES := gcc libc6-dev
 TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils
 # Rounds of the address-reuse race in `make race`; `make test` runs a tenth.
 RACE_ROUNDS := 1000000
+# Random steps in `make differential`; `make conformance` takes 5,000.
+DIFFERENTIAL_STEPS := 100000
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race bench install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race conformance differential bench install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -29,6 +31,8 @@ help:
 	@echo 'make lint       formatting and clippy'
 	@echo 'make bench      what interception costs here, as ratios to native'
 	@echo 'make race       the address-reuse race, $(RACE_ROUNDS) rounds'
+	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12")'
+	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
 	@echo 'make install-deps   what the above need from Debian (as root; else prints the command)'
 
 # A host that can't do it gets a sentence instead of a page of compiler errors.
@@ -135,6 +139,14 @@ race: rust install-build-deps
 bench: rust install-build-deps
 	cargo build --release -p ummunotify -p ummunotify-benches
 	@$(TARGET)/release/ummunotify-micro
+
+# Without a guest: skipped, which isn't failed.
+conformance: release
+	UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
+
+differential: release
+	UMMUNOTIFY=$(TARGET)/release/ummunotify DIFFERENTIAL_STEPS=$(DIFFERENTIAL_STEPS) GUEST_TIMEOUT=3000 \
+	    tests/guest/conformance.sh differential || [ $$? -eq 77 ]
 
 clean:
 	cargo clean

@@ -349,3 +349,10 @@ struct report device_compare(const struct expect *expect, int exactly, int unord
 	report.ok = exactly ? compare_exactly(&report, n, unordered) : compare_covering(&report, n);
 	return report;
 }
+
+void device_print_records(void)
+{
+	for (int i = 0; i < got_count; i++)
+		printf(" #%d[%s,%s)%s", (int)(got[i].user_cookie_counter - FIRST_COOKIE), name_of(got[i].hint_start),
+		       name_of(got[i].hint_end), got[i].flags & UMMUNOTIFY_EVENT_FLAG_HINT ? "" : "*");
+}

@@ -1,10 +1,11 @@
 /*
  * The walk itself: every row of every table, in three passes that make the calls in different ways.
  *
- *   walk [--module] [--table TEXT] [--only TEXT]...
+ *   walk [--module] [--records] [--table TEXT] [--only TEXT]...
  *
  * --module: the real module answers and judges: it reports also what no system call causes, and covered rows
- * are held to the recorded value. --table and --only: tables and rows whose name holds the text, rows by several texts if need be. Exit code 0: every row as it must be; 1: some not; 3: no device.
+ * are held to the recorded value. --records: a line more for each row, with n and all records, for a comparison
+ * of backends: "exact" where they must be the same, "free" where they needn't. --table and --only: tables and rows whose name holds the text, rows by several texts if need be. Exit code 0: every row as it must be; 1: some not; 3: no device.
  */
 #define _GNU_SOURCE
 #include "walk.h"
@@ -19,6 +20,7 @@
 #include <unistd.h>
 
 int judging;
+static int print_records;
 
 static enum kernel kernel;
 static int moves_several;
@@ -123,6 +125,12 @@ static const struct expect *expected(const struct row *row, enum verdict verdict
 	return expect;
 }
 
+/* Whether every backend must report the very same. */
+static int same_everywhere(const struct row *row, enum verdict verdict, int unreached, const struct expect *expect)
+{
+	return row->class == EXACT && verdict == RAN && !unreached && !(row->refusal_covered && expect->n == 0);
+}
+
 struct tally {
 	int ok, failed, skipped, unreached;
 };
@@ -160,6 +168,12 @@ static void run_row(const struct row *row, int unreached, struct tally *tally)
 		printf("%s %-9s %-55s n=%lu%s%s%s%s\n", mark, class_names[row->class], row->name, (unsigned long)report.n,
 		       report.text, reason[0] ? "  " : "", reason,
 		       informal ? (report.ok && report.n > 0 ? "  (unreached, but seen)" : "  (unreached, not seen)") : "");
+		if (print_records) {
+			printf("records %s n=%lu", same_everywhere(row, verdict, unreached, expect) ? "exact" : "free",
+			       (unsigned long)report.n);
+			device_print_records();
+			printf("\n");
+		}
 	}
 	device_forget_regions();
 	area_release();
@@ -234,12 +248,14 @@ int main(int argc, char **argv)
 	for (int i = 1; i < argc; i++) {
 		if (strcmp(argv[i], "--module") == 0)
 			judging = 1;
+		else if (strcmp(argv[i], "--records") == 0)
+			print_records = 1;
 		else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc && only_count < 8)
 			only[only_count++] = argv[++i];
 		else if (strcmp(argv[i], "--table") == 0 && i + 1 < argc)
 			only_table = argv[++i];
 		else
-			return fprintf(stderr, "usage: walk [--module] [--table TEXT] [--only TEXT]...\n"), 2;
+			return fprintf(stderr, "usage: walk [--module] [--records] [--table TEXT] [--only TEXT]...\n"), 2;
 	}
 	must(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
 	probe_kernel();

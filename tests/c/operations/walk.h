@@ -116,6 +116,8 @@ struct report {
 
 /* Reads the device until LAST and compares with `expect`; says every difference on stdout. */
 struct report device_compare(const struct expect *expect, int exactly, int unordered);
+/* The records of the last comparison, as the tables write addresses. */
+void device_print_records(void);
 
 /* ---- memory (area.c) ---- */
 
