@@ -334,7 +334,10 @@ impl MainLoop {
 
     fn findings(&mut self) {
         while let Ok(Finding::Stranger(tid, pidfd)) = self.shared.findings.try_recv() {
-            self.strangers.insert(tid, pidfd);
+            // A worker may say so late: meanwhile the process may have opened the device.
+            if self.shared.spaces().iter().all(|s| s.pid != tid || s.is_gone()) {
+                self.strangers.insert(tid, pidfd);
+            }
         }
     }
 
@@ -541,6 +544,8 @@ impl MainLoop {
                         self.members.insert(tid, Arc::clone(&space));
                         return Home::Space(space);
                     }
+                    // A first thread that has ended has no memory to compare with.
+                    Ok(false) if task::is_zombie(space.pid) => perhaps.push(space),
                     Ok(false) => {}
                     Err(_) => perhaps.push(space),
                 }

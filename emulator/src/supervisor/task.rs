@@ -29,6 +29,12 @@ pub fn process_of(tid: u32) -> Option<u32> {
     status_field(tid, "Tgid:")
 }
 
+/// Whether the task has ended and waits to be reaped, or for the other threads of its process.
+pub fn is_zombie(tid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{tid}/status"))
+        .is_ok_and(|status| status.lines().any(|line| line.starts_with("State:\tZ")))
+}
+
 fn status_field(tid: u32, name: &str) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
