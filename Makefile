@@ -113,6 +113,8 @@ test: rust install-deps
 	if [ -n '$(GUEST)' ]; then \
 	    stage 'the kernel module in a guest'; \
 	    $(MAKE) -C kmod-compat guest-test 2>&1 | tee $(TARGET)/guest.log || failed+=' guest'; \
+	    stage 'the module as judge of the emulator'; \
+	    { tests/guest/conformance.sh walk differential || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
 	    grep -oh 'SKIPPED.*' $(TARGET)/guest.log >> $(SKIPS) || true; \
 	else \
 	    echo 'SKIPPED guest: this checkout has no kmod-compat/Makefile' >> $(SKIPS); \
