@@ -175,7 +175,8 @@ fn cache_directories() -> Vec<PathBuf> {
     if let Some(cache) = absolute("XDG_CACHE_HOME") {
         places.push(cache.join("ummunotify"));
     }
-    if let Some(home) = absolute("HOME") {
+    // A home that doesn't exist is meant not to exist: Debian gives /nonexistent to accounts without one.
+    if let Some(home) = absolute("HOME").filter(|home| home.is_dir()) {
         places.push(home.join(".cache/ummunotify"));
     }
     places.push(PathBuf::from(format!("/tmp/ummunotify-{}", nix::unistd::geteuid())));

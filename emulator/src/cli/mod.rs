@@ -27,7 +27,7 @@ Examples:
   ummunotify run --log debug --log-file /tmp/u.log -- ./client
 
 A client opens /dev/ummunotify, registers address ranges, and learns from a counter in its own memory, before \
-munmap returns, that one of them became stale. See README.md for a C client of twenty lines.";
+munmap returns, that one of them became stale. See README.md for a C client of thirty lines.";
 
 /// The /dev/ummunotify device in user space: tells a program which of its registered memory was unmapped.
 #[derive(Parser, Debug)]
@@ -70,7 +70,7 @@ struct RunArguments {
     /// Where the log goes [default: standard error]
     #[arg(long, value_name = "FILE")]
     log_file: Option<PathBuf>,
-    /// Print statistics when a process that opened the device ends
+    /// Print statistics when a process that opened the device ends (where the log goes)
     #[arg(long)]
     stats: bool,
     /// The program and its arguments
