@@ -85,6 +85,7 @@ pub fn run(
 ) {
     for job in jobs {
         if job.is_claimed() {
+            unstick(&job);
             continue;
         }
         let spaces = if job.proof { prove(&job, kernel, findings) } else { job.candidates.clone() };
@@ -100,7 +101,7 @@ pub fn run(
         };
         if !job.claim() {
             log::debug!("task {}: {:?} was answered at its deadline", job.tid, job.operation);
-            job.candidates.iter().for_each(|s| s.stuck.store(false, Ordering::Release));
+            unstick(&job);
             continue;
         }
         log::debug!("task {}: {:?}: {:x?}", job.tid, job.operation, effect);
@@ -116,6 +117,12 @@ pub fn run(
             log::warning!("task {}: can't let its call go on: {e}", job.tid);
         }
     }
+}
+
+/// The worker is back from a job that was answered at its deadline. Jobs that expired behind it in the queue say
+/// so as well, since the mark may have been set anew for each.
+fn unstick(job: &Job) {
+    job.candidates.iter().for_each(|s| s.stuck.store(false, Ordering::Release));
 }
 
 /// Which of the candidates the task belongs to, by the marker page in its mapping table. A table that can't
