@@ -317,11 +317,6 @@ impl MainLoop {
 
     fn process_ended(&mut self, pid: u32) {
         self.watched_processes.remove(&pid);
-        for (space, _) in self.contexts.values() {
-            if space.pid == pid && !space.process_alive() {
-                let _ = self.epoll.delete(space.pidfd());
-            }
-        }
         for space in self.shared.spaces() {
             if space.pid == pid {
                 let _ = self.epoll.delete(space.pidfd());

@@ -96,11 +96,10 @@ impl Shared {
 
     /// Forgets a context, and its space with the last one if the process is gone.
     pub fn remove(&self, number: u64) {
-        let mut spaces = lock(&self.spaces);
-        for space in spaces.iter() {
+        for space in lock(&self.spaces).iter() {
             space.remove(number);
         }
-        spaces.retain(|s| !s.is_idle() || !s.is_gone() && s.process_alive());
+        self.sweep();
     }
 
     /// Forgets the spaces that have neither a context nor a process.

@@ -89,15 +89,16 @@ pub fn run(
             continue;
         }
         let spaces = if job.proof { prove(&job, kernel, findings) } else { job.candidates.clone() };
-        // A task of another process in the same space (vfork, CLONE_VM) has company by its nature.
-        let process = task::process_of(job.tid);
-        let many = spaces.iter().any(|s| s.many_tasks() || process != Some(s.pid));
-        let effect = if spaces.is_empty() {
-            Effect::Pieces(Vec::new())
-        } else {
-            let watches = |range| spaces.iter().any(|s| s.any(|c| c.engine.may_hit(range)));
-            let target = ProcessTarget::new(job.tid.cast_signed(), many, kernel);
-            effect(&job.operation, &mut target.watching(&watches))
+        let effect = match spaces.as_slice() {
+            [] => Effect::Pieces(Vec::new()),
+            [first, others @ ..] => {
+                let watches = |range| spaces.iter().any(|s| s.any(|c| c.engine.may_hit(range)));
+                let many = !others.is_empty() || first.many_tasks();
+                let mut target = ProcessTarget::new(job.tid.cast_signed(), many, kernel)
+                    .owned_by(first.pid.cast_signed())
+                    .watching(&watches);
+                effect(&job.operation, &mut target)
+            }
         };
         if !job.claim() {
             log::debug!("task {}: {:?} was answered at its deadline", job.tid, job.operation);

@@ -35,6 +35,7 @@ const PATH_MAX: usize = 4096;
 pub struct ProcessTarget<'a> {
     tid: i32,
     shares: bool,
+    owner: Option<i32>,
     kernel: &'a KernelTraits,
     watches: Option<&'a dyn Fn(PageRange) -> bool>,
     status: OnceCell<Status>,
@@ -66,6 +67,7 @@ impl<'a> ProcessTarget<'a> {
         Self {
             tid,
             shares,
+            owner: None,
             kernel,
             watches: None,
             status: OnceCell::new(),
@@ -73,6 +75,13 @@ impl<'a> ProcessTarget<'a> {
             smaps: OnceCell::new(),
             devices: OnceCell::new(),
         }
+    }
+
+    /// The address space is that of process `pid`: a task of another process on it (vfork, CLONE_VM) has company
+    /// by its nature.
+    pub fn owned_by(mut self, pid: i32) -> Self {
+        self.owner = Some(pid);
+        self
     }
 
     /// Asks `watches` whether a range matters before the slowest reads.
@@ -104,6 +113,11 @@ impl<'a> ProcessTarget<'a> {
         let text = self.read("status", 4096, Source::Status)?;
         let status = Status::parse(&text).ok_or(Unreadable { source: Source::Status, errno: 0 })?;
         Ok(*self.status.get_or_init(|| status))
+    }
+
+    /// Whether another process is on the address space; true when in doubt.
+    fn shares(&self) -> bool {
+        self.shares || self.owner.is_some_and(|owner| self.status().map_or(true, |s| s.tgid != owner))
     }
 
     fn devices(&self) -> &BTreeMap<Device, FileKind> {
@@ -209,7 +223,7 @@ impl Target for ProcessTarget<'_> {
     }
 
     fn single_task(&mut self) -> Result<bool> {
-        Ok(self.status()?.threads == 1 && !self.shares)
+        Ok(self.status()?.threads == 1 && !self.shares())
     }
 
     fn descriptor(&mut self, fd: i32) -> Result<Option<Descriptor>> {
@@ -282,7 +296,7 @@ impl Target for ProcessTarget<'_> {
         let pid = text.split(|b| *b == b'\n').find_map(|line| line.strip_prefix(b"Pid:"));
         let pid = pid.and_then(|pid| std::str::from_utf8(pid).ok()?.trim().parse::<i32>().ok());
         let Some(pid) = pid else { return Ok(false) };
-        if pid == self.status()?.tgid || self.shares {
+        if pid == self.status()?.tgid || self.shares() {
             return Ok(true);
         }
         Ok(stat(self.path(&format!("task/{pid}")).as_str()).is_ok())
@@ -295,7 +309,7 @@ impl Target for ProcessTarget<'_> {
             || pid == status.inner_tid
             || pid == status.inner_tgid
             || status.threads > 1
-            || self.shares)
+            || self.shares())
     }
 
     fn heap_floor(&mut self) -> Result<u64> {
