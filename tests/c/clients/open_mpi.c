@@ -3,6 +3,10 @@
  * As Open MPI 1.5 to 2.0 used the device: one thread, never blocking; whenever the counter page differs from
  * the last LAST it reads a page of records at a time until they agree. A cookie is the address of the
  * registration; flags are never set. Handling an event unregisters the region, and that looks for events again.
+ *
+ * A look from inside the handling of a page can read a newer LAST than the one at the end of that page, which then
+ * overwrites it: the client believes to be behind, reads EAGAIN and goes on, and asks again the next time. So the
+ * newest LAST is kept beside it, as the device's answer.
  */
 #define _GNU_SOURCE
 #include "application.h"
@@ -23,7 +27,7 @@ struct registration {
 
 static int fd;
 static volatile uint64_t *counter;
-static uint64_t last_counter;
+static uint64_t last_counter, newest_last;
 static struct registration *cached[BUFFERS], *dead;
 static int depth;
 
@@ -54,6 +58,9 @@ static void release(void)
         if (n <= 0)
             die("read");
         const struct ummunotify_event *e = (const void *)page;
+        const struct ummunotify_event *final = e + n / (ssize_t)sizeof *e - 1;
+        if (final->type == UMMUNOTIFY_EVENT_TYPE_LAST)
+            newest_last = final->user_cookie_counter;
         for (ssize_t i = 0; i < n / (ssize_t)sizeof *e; i++) {
             if (e[i].type == UMMUNOTIFY_EVENT_TYPE_LAST)
                 last_counter = e[i].user_cookie_counter;
@@ -88,7 +95,7 @@ static unsigned registered_generation(struct buffer *b, unsigned number)
 static bool settled(void)
 {
     release();
-    return last_counter == *counter;
+    return newest_last == *counter;
 }
 
 static void clear(void)
