@@ -9,7 +9,7 @@
 //!   and believes only who shows the descriptor.
 
 /// Version of everything in this module and of the arena's layout. Both sides refuse another's.
-pub const WIRE_VERSION: u32 = 1;
+pub const WIRE_VERSION: u32 = 2;
 
 /// `prctl` option that no kernel knows (`"UMMU"`): EINVAL where no supervisor's filter is inherited.
 pub const HELLO_PRCTL: u64 = 0x554d_4d55;

@@ -25,6 +25,7 @@ extern crate std;
 
 mod arena;
 mod cookies;
+mod elsewhere;
 mod error;
 mod hook;
 mod host;
@@ -43,7 +44,7 @@ mod word;
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-pub use error::{AlreadyUsed, BadArena, ReadError, RegisterError, UnregisterError};
+pub use error::{AlreadyUsed, BadArena, ReadError, RegisterError, Stuck, UnregisterError};
 pub use host::{Host, Port};
 pub use record::{Begin, Recorded};
 pub use statistics::{Reason, Statistics};

@@ -2,11 +2,12 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ummunotify_abi::PageRange;
-use ummunotify_abi::arena::Slot;
+use ummunotify_abi::arena::{ELSEWHERE_KMOD, Slot};
 use ummunotify_abi::device::{EVENT_INVAL, EVENT_LAST, Event, FLAG_HINT, MAX_RECORDS};
 
 use crate::Engine;
 use crate::arena::Arena;
+use crate::elsewhere;
 use crate::error::ReadError;
 use crate::hook::step;
 use crate::host::{Host, Port};
@@ -39,7 +40,11 @@ pub(crate) fn read<P: Port>(
     let arena = engine.arena();
     arena.header().used.store(1, Relaxed);
     let guard = lock(arena, host).map_err(|_| ReadError::Broken)?;
-    let result = read_locked(engine, &guard, room.min(MAX_RECORDS), port);
+    let result = if host.is_client() && elsewhere::is_set(arena, ELSEWHERE_KMOD) {
+        Err(ReadError::Elsewhere)
+    } else {
+        read_locked(engine, &guard, room.min(MAX_RECORDS), port)
+    };
     release(arena, host, guard);
     result
 }

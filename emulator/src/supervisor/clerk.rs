@@ -194,12 +194,12 @@ fn call(
             done(context.engine.register(&host, PageRange::new(first, second), third).map_err(|e| match e {
                 RegisterError::CookieInUse => Errno::EINVAL,
                 RegisterError::NoMemory => Errno::ENOMEM,
-                RegisterError::Broken => Errno::EIO,
+                RegisterError::Elsewhere | RegisterError::Broken => Errno::EIO,
             }))
         }
         Op::Unregister => done(context.engine.unregister(&host, first).map_err(|e| match e {
             UnregisterError::UnknownCookie => Errno::EINVAL,
-            UnregisterError::Broken => Errno::EIO,
+            UnregisterError::Elsewhere | UnregisterError::Broken => Errno::EIO,
         })),
         Op::Read => {
             let room = usize::try_from(first).unwrap_or(MAX_RECORDS).min(MAX_RECORDS);
@@ -209,7 +209,7 @@ fn call(
                 Ok(n) => connection.reply(i64::try_from(n).unwrap_or(0), [0; 6], &[], &[]),
                 Err(ReadError::NotReadable) => connection.refuse(Errno::EAGAIN),
                 Err(ReadError::Port(e)) => connection.refuse(e),
-                Err(ReadError::Broken) => connection.refuse(Errno::EIO),
+                Err(ReadError::Elsewhere | ReadError::Broken) => connection.refuse(Errno::EIO),
             }
         }
         Op::Open | Op::Listener | Op::Closed | Op::Counter | Op::Attach | Op::Commit => Err(Errno::EPROTO),
