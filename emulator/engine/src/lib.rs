@@ -44,8 +44,10 @@ mod word;
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
+pub use elsewhere::Region;
 pub use error::{AlreadyUsed, BadArena, ReadError, RegisterError, Stuck, UnregisterError};
 pub use host::{Host, Port};
+pub use read::Ending;
 pub use record::{Begin, Recorded};
 pub use statistics::{Reason, Statistics};
 pub use ummunotify_abi::PageRange;
@@ -100,7 +102,19 @@ impl Engine {
         room: usize,
         port: &mut P,
     ) -> Result<usize, ReadError<P::Error>> {
-        read::read(self, host, room, port)
+        read::read(self, host, room, port, Ending::Now)
+    }
+
+    /// As [`Engine::read`], with LAST as the caller says: for a context into which somebody else counts too, whose
+    /// hits the caller has queued first ([`Engine::requeue`]).
+    pub fn read_up_to<P: Port>(
+        &self,
+        host: &impl Host,
+        room: usize,
+        port: &mut P,
+        ending: Ending,
+    ) -> Result<usize, ReadError<P::Error>> {
+        read::read(self, host, room, port, ending)
     }
 
     /// True if a read would report something: an event is queued, or the counter isn't the last LAST's.
