@@ -28,7 +28,7 @@ pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize
     // As the kernel: only 32 bits count.
     let request = request as u32;
     let _blocked = sys::SignalsBlocked::new();
-    let ticket = table::lookup(fd)?;
+    let ticket = enter(fd)?;
     let result = match request {
         EXCHANGE_FEATURES => exchange_features(&ticket, fd, argument),
         REGISTER_REGION => {
@@ -43,6 +43,30 @@ pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize
         Ok(()) => 0,
         Err(errno) => -(errno as isize),
     })
+}
+
+/// The context of a descriptor, at the entry of a call; `None` if it isn't ours.
+fn enter(fd: c_int) -> Option<Ticket> {
+    let ticket = table::lookup(fd)?;
+    hand_over(fd, &ticket);
+    Some(ticket)
+}
+
+/// Where the supervisor asks for the real device: opens it, since the kernel module watches the address space of
+/// whoever does, and hands it over. No copy stays here. If the supervisor can't be reached, its request ends by its
+/// own deadline.
+fn hand_over(fd: c_int, ticket: &Ticket) {
+    let Some(number) = ticket.engine().and_then(|engine| engine.take_request()) else { return };
+    let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let opened = sys::open(b"/dev/ummunotify\0", flags);
+    let device = (opened >= 0).then(|| Owned::new(opened as c_int));
+    let errno = if opened < 0 { -opened } else { 0 };
+    let Ok(connection) = connect(ticket) else { return };
+    let shown = [fd, device.as_ref().map_or(-1, Owned::get)];
+    let shown = shown.get(..1 + usize::from(device.is_some())).unwrap_or_default();
+    let _ = connection.tell(Op::Device, [number.into(), errno as u64, 0, 0, 0, 0], shown);
+    // Before the connection, whose end tells the supervisor that it has the only one.
+    drop(device);
 }
 
 const FIONCLEX: u32 = 0x5450;
@@ -170,6 +194,9 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
                 }
                 None => (table::lookup(fd)?, true),
             };
+            if open {
+                hand_over(fd, &ticket);
+            }
             let step = read_once(open.then_some(fd), &ticket, target);
             // Without the descriptor there is nothing to wait on any more.
             if step == Err(libc::EAGAIN) && !open {
@@ -340,7 +367,7 @@ pub fn mmap(
 ) -> Option<*mut c_void> {
     let counter = {
         let _blocked = sys::SignalsBlocked::new();
-        let ticket = table::lookup(fd)?;
+        let ticket = enter(fd)?;
         counter(fd, &ticket, len, protection, flags, offset)
     };
     Some(match counter {

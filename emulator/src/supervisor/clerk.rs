@@ -215,13 +215,12 @@ fn call(
     }
 }
 
+/// A context and the address space that opened it.
+type Home = (Arc<Space>, Arc<Context>);
+
 /// The contexts that a request is about: that of the device descriptor that is shown, or all open ones of the
 /// process whose pidfd it is.
-fn contexts_of(
-    shared: &Shared,
-    peer: Peer,
-    shown: &[OwnedFd],
-) -> Result<Vec<(Arc<Space>, Arc<Context>)>, Failure> {
+fn contexts_of(shared: &Shared, peer: Peer, shown: &[OwnedFd]) -> Result<Vec<Home>, Failure> {
     let unknown = Failure { hurdle: Hurdle::NoContext, errno: Errno::ESRCH };
     let [shown] = shown else { return Err(Failure { errno: Errno::EPROTO, ..unknown }) };
     if let Ok(inode) = pipe_inode(shown) {

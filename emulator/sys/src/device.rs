@@ -41,9 +41,8 @@ impl Device {
     /// UNREGISTER_REGION.
     pub fn unregister(&self, cookie: u64) -> io::Result<()> {
         // SAFETY: UNREGISTER_REGION reads one u64 behind the pointer.
-        check(
-            unsafe { libc::ioctl(self.0.as_raw_fd(), UNREGISTER_REGION.into(), &raw const cookie) }.into(),
-        )?;
+        let done = unsafe { libc::ioctl(self.0.as_raw_fd(), UNREGISTER_REGION.into(), &raw const cookie) };
+        check(done.into())?;
         Ok(())
     }
 
