@@ -79,12 +79,17 @@ pub enum SwitchError {
          --backend emulated to be able to"
     )]
     Direct,
-    /// No supervisor that can be reached knows the process.
+    /// No supervisor that can be reached knows the process; so many could not be asked.
     #[error(
-        "no supervisor here serves process {0}: it doesn't run under ummunotify, hasn't opened /dev/ummunotify or has \
-         closed it, or lives in another network namespace (enter that first, with nsenter -n)"
+        "no supervisor here serves process {pid}: it doesn't run under ummunotify, hasn't opened /dev/ummunotify or has \
+         closed it, or lives in another network namespace (enter that first, with nsenter -n){}", unasked(*others)
     )]
-    NotServed(u32),
+    NotServed {
+        /// The process.
+        pid: u32,
+        /// Supervisors that couldn't be asked.
+        others: usize,
+    },
     /// The supervisor, or what stands at its address, can't be talked to.
     #[error("{0}: {1}; {2}")]
     Unreachable(&'static str, Errno, &'static str),
@@ -96,6 +101,17 @@ pub enum SwitchError {
         /// What it answered.
         errno: Errno,
     },
+}
+
+fn unasked(n: usize) -> String {
+    match n {
+        0 => String::new(),
+        1 => "; 1 supervisor is of another version or doesn't answer: use the binary that started it"
+            .to_owned(),
+        n => format!(
+            "; {n} supervisors are of another version or don't answer: use the binary that started them"
+        ),
+    }
 }
 
 const fn tried(hurdle: Hurdle) -> &'static str {
@@ -160,12 +176,12 @@ pub fn switch_process(pid: u32, to: Place, patience: Duration) -> Result<Moved, 
     let me = nix::unistd::geteuid().as_raw();
     // The owner that /proc shows is root where the process can't be looked at.
     let owner = owner.map_err(|e| SwitchError::NoProcess(pid, errno_of(&e)))?;
-    let mut obstacle = None;
+    let mut others = 0;
     for name in supervisors() {
         let Ok(connection) = Connection::to(&name, &[me, owner]) else { continue };
         match connection.switch(process.as_fd(), to, patience, || {}) {
             Err(SwitchError::Refused { hurdle: Hurdle::NoContext, .. }) => {}
-            Err(e @ SwitchError::Unreachable(..)) => obstacle = Some(e),
+            Err(SwitchError::Unreachable(..)) => others += 1,
             answer => return answer,
         }
     }
@@ -175,7 +191,7 @@ pub fn switch_process(pid: u32, to: Place, patience: Duration) -> Result<Moved, 
     if me != 0 && owner != me {
         return Err(SwitchError::Refused { hurdle: Hurdle::Forbidden, errno: Errno::EPERM });
     }
-    Err(obstacle.unwrap_or(SwitchError::NotServed(pid)))
+    Err(SwitchError::NotServed { pid, others })
 }
 
 /// Whether the process holds a descriptor of the real device.

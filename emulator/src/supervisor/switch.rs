@@ -121,7 +121,9 @@ pub fn to_module(
     if matches!(*context.recorder(), Recorder::Module(_)) {
         return Ok(false);
     }
+    let start = Instant::now();
     let device = ask(space, context, due, asked)?;
+    let given = start.elapsed();
     let host = SupervisorHost::new(Arc::clone(space), Arc::clone(context));
     let mut recorder = context.recorder();
     device.adopt(context.shared_memory()[1]).map_err(Failure::io(Hurdle::Adopt))?;
@@ -136,7 +138,12 @@ pub fn to_module(
     context.invalidate_all(Reason::Switched);
     context.watch().record(false);
     *recorder = Recorder::Module(device);
-    log::info!("context {} of process {}: the kernel module records now", context.number, space.pid);
+    let number = context.number;
+    log::info!(
+        "context {number} of process {}: the kernel module records now (the device came after {given:?}, the rest took {:?})",
+        space.pid,
+        start.elapsed() - given
+    );
     Ok(true)
 }
 
@@ -199,18 +206,25 @@ pub fn to_supervisor(
     let host = SupervisorHost::new(Arc::clone(space), Arc::clone(context));
     let moves = matches!(*context.recorder(), Recorder::Module(_));
     if moves {
+        let start = Instant::now();
         context.watch().record(true);
         if !settle::settle_loose(context, due, || has_ended(space)) {
             context.watch().record(false);
             return Err(Failure::new(Hurdle::Threads, Errno::ETIMEDOUT));
         }
+        let settled = start.elapsed();
         let mut recorder = context.recorder();
         if let Recorder::Module(device) = std::mem::replace(&mut *recorder, Recorder::Supervisor) {
             let _ = shared.epoll.delete(device.as_fd());
             drop(device);
         }
         context.invalidate_all(Reason::Switched);
-        log::info!("context {} of process {}: recorded here again", context.number, space.pid);
+        log::info!(
+            "context {} of process {}: recorded here again (all calls had ended after {settled:?}, the rest took {:?})",
+            context.number,
+            space.pid,
+            start.elapsed() - settled
+        );
     }
     // Where the lock doesn't come free, clients go on asking us, and the next switch tries again.
     let _recorder = context.recorder();
