@@ -5,9 +5,10 @@
  *                                    cache that is found valid after its memory was unmapped
  *   switching waiters [COMMAND...]   a context each for epoll (level and edge), SIGIO, a blocking read, and the
  *                                    counter alone; each invalidation must reach its client
+ *   switching quiet                  calls nothing on its context until a line comes on standard input
  *
- * COMMAND is run with this process's id as its last argument, without the shim; the program goes on until it has
- * ended, and fails if it did. Without COMMAND it goes on until SIGTERM. The last line sums up.
+ * COMMAND is run without the shim, PID in it replaced by this process's; the program goes on until it has ended,
+ * and fails if that did. Without COMMAND it goes on until SIGTERM. The last line sums up.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -432,13 +433,36 @@ static void *tickler_main(void *argument)
 	return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------- main */
+/* ------------------------------------------------------------------------------------------------ quiet */
 
-static void terminated(int signal)
+/* What happened meanwhile is one "everything is invalid"; the device works as ever. */
+static void quiet(void)
 {
-	(void)signal;
-	stop = 1;
+	static struct client client = { .name = "quiet", .flags = O_NONBLOCK };
+	char *region = map_pages(1), line[16];
+	int descriptors = dup(0);
+
+	region[0] = 1;
+	client.fd = open_device(client.flags, &client.counter);
+	register_region(client.fd, region, 1, 77);
+	printf("quiet\n");
+	fflush(stdout);
+	must(fgets(line, sizeof(line), stdin) != NULL, "a line");
+	printf("counter %llu\n", (unsigned long long)*client.counter);
+	take(&client);
+	if (!client.inval_seen || client.seen != *client.counter)
+		fail("not everything was reported");
+	client.inval_seen = 0;
+	madvise(region, PAGE, MADV_DONTNEED);
+	take(&client);
+	if (!client.inval_seen || client.seen != *client.counter)
+		fail("the next invalidation wasn't reported");
+	close(descriptors);
+	if (dup(0) != descriptors)
+		fail("the process has another descriptor than before");
 }
+
+/* ------------------------------------------------------------------------------------------------- main */
 
 static pid_t start_command(char **arguments, int count)
 {
@@ -470,17 +494,22 @@ int main(int count, char **arguments)
 	pthread_t threads[WORKERS + CLIENTS + 1];
 	unsigned started = 0;
 	double start;
-	sigset_t sigio;
+	sigset_t set;
 	int status = 0;
 
+	if (count == 2 && !strcmp(arguments[1], "quiet")) {
+		quiet();
+		goto sum;
+	}
 	if (count < 2 || (!load && strcmp(arguments[1], "waiters"))) {
-		fprintf(stderr, "usage: switching load|waiters [COMMAND...]; PID in it stands for this process\n");
+		fprintf(stderr, "usage: switching load|waiters|quiet [COMMAND...]; PID in it stands for this process\n");
 		return 2;
 	}
-	signal(SIGTERM, terminated);
-	sigemptyset(&sigio);
-	sigaddset(&sigio, SIGIO);
-	sigprocmask(SIG_BLOCK, &sigio, NULL);
+	/* No thread may be interrupted: what they call must not fail. */
+	sigemptyset(&set);
+	sigaddset(&set, SIGIO);
+	sigaddset(&set, SIGTERM);
+	sigprocmask(SIG_BLOCK, &set, NULL);
 	if (load)
 		cache.fd = open_device(O_NONBLOCK, &cache.counter);
 	for (unsigned i = 0; !load && i < CLIENTS; i++)
@@ -502,10 +531,13 @@ int main(int count, char **arguments)
 		must(waitpid(child, &status, 0) == child, "waitpid");
 		if (status)
 			fail("the command ended with status %#x", status);
-		stop = 1;
+	} else {
+		int signal = 0;
+
+		sigdelset(&set, SIGIO);
+		sigwait(&set, &signal);
 	}
-	while (!stop)
-		pause();
+	stop = 1;
 	for (unsigned i = 0; i < started; i++)
 		pthread_join(threads[i], NULL);
 
@@ -521,6 +553,7 @@ int main(int count, char **arguments)
 	/* A test that has seen nothing has shown nothing. */
 	if (load ? unmapped < 100 : clients[0].invalidations < 2)
 		fail("too little was done");
+sum:
 	printf("%s: %llu failures\n", failures ? "FAILED" : "ok", (unsigned long long)failures);
 	return failures != 0;
 }
