@@ -7,6 +7,9 @@
  *                                    counter alone; each invalidation must reach its client
  *   switching quiet                  calls nothing on its context until a line comes on standard input
  *
+ *   switching orphan                 until a line comes on standard input, the context is moved and the supervisor
+ *                                    killed
+ *
  * COMMAND is run without the shim, PID in it replaced by this process's; the program goes on until it has ended,
  * and fails if that did. Without COMMAND it goes on until SIGTERM. The last line sums up.
  */
@@ -14,6 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/ummunotify.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -462,6 +466,39 @@ static void quiet(void)
 		fail("the process has another descriptor than before");
 }
 
+/* ----------------------------------------------------------------------------------------------- orphan */
+
+/* The death of the supervisor is the same on the module as elsewhere: everything is invalid, once; then EIO. */
+static void orphan(void)
+{
+	static struct client client = { .name = "orphan", .flags = O_NONBLOCK };
+	struct ummunotify_event events[4];
+	struct pollfd input = { .fd = 0, .events = POLLIN };
+	char *region = map_pages(1);
+	ssize_t got;
+
+	region[0] = 1;
+	client.fd = open_device(client.flags, &client.counter);
+	register_region(client.fd, region, 1, 77);
+	printf("process %d\n", (int)getpid());
+	fflush(stdout);
+	do {
+		/* Not a call that would read what is to be reported. */
+		if (ioctl(client.fd, 0, NULL) == 0 || errno != ENOTTY)
+			fail("an unknown ioctl: %s", strerror(errno));
+	} while (poll(&input, 1, 1) == 0);
+	if (munmap(map_pages(1), PAGE) == 0 || errno != ENOSYS)
+		fail("munmap without a supervisor: %s", strerror(errno));
+	take(&client);
+	if (!client.inval_seen || client.seen != *client.counter)
+		fail("not everything was reported");
+	for (int i = 0; i < 2; i++) {
+		got = read(client.fd, events, sizeof(events));
+		if (got >= 0 || errno != EIO)
+			fail("a read of what nobody records: %zd, %s", got, strerror(errno));
+	}
+}
+
 /* ------------------------------------------------------------------------------------------------- main */
 
 static pid_t start_command(char **arguments, int count)
@@ -501,8 +538,12 @@ int main(int count, char **arguments)
 		quiet();
 		goto sum;
 	}
+	if (count == 2 && !strcmp(arguments[1], "orphan")) {
+		orphan();
+		goto sum;
+	}
 	if (count < 2 || (!load && strcmp(arguments[1], "waiters"))) {
-		fprintf(stderr, "usage: switching load|waiters|quiet [COMMAND...]; PID in it stands for this process\n");
+		fprintf(stderr, "usage: switching load|waiters|quiet|orphan [COMMAND...]; PID in it stands for this process\n");
 		return 2;
 	}
 	/* No thread may be interrupted: what they call must not fail. */
