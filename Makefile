@@ -14,13 +14,15 @@ TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils
 RACE_ROUNDS := 1000000
 # Random steps in `make differential`; `make conformance` takes 5,000.
 DIFFERENTIAL_STEPS := 100000
+# Moves between emulator and module in `make switch`; `make test` and `make conformance` take 100.
+SWITCHES := 1000
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race conformance differential bench install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race conformance differential switch bench install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -33,6 +35,7 @@ help:
 	@echo 'make race       the address-reuse race, $(RACE_ROUNDS) rounds'
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12")'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
+	@echo 'make switch        in a guest, $(SWITCHES) moves of a busy program between emulator and module'
 	@echo 'make install-deps   what the above need from Debian (as root; else prints the command)'
 
 # A host that can't do it gets a sentence instead of a page of compiler errors.
@@ -115,7 +118,7 @@ test: rust install-deps
 	    stage 'the kernel module in a guest'; \
 	    $(MAKE) -C kmod-compat guest-test 2>&1 | tee $(TARGET)/guest.log || failed+=' guest'; \
 	    stage 'the module as judge of the emulator'; \
-	    { tests/guest/conformance.sh walk differential || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
+	    { tests/guest/conformance.sh walk differential switch || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
 	    grep -oh 'SKIPPED.*' $(TARGET)/guest.log >> $(SKIPS) || true; \
 	    counts+=$$(sed -nE 's/^(conformance: )?([0-9]+) passed, ([0-9]+) failed, [0-9]+ skipped$$/ \2 \3/p' \
 	        $(TARGET)/guest.log | tr -d '\n'); \
@@ -148,11 +151,17 @@ bench: rust install-build-deps
 
 # Without a guest: skipped, which isn't failed.
 conformance: release
+	cargo build --release -p ummunotify --example switch_itself
 	UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
 
 differential: release
 	UMMUNOTIFY=$(TARGET)/release/ummunotify DIFFERENTIAL_STEPS=$(DIFFERENTIAL_STEPS) GUEST_TIMEOUT=3000 \
 	    tests/guest/conformance.sh differential || [ $$? -eq 77 ]
+
+switch: release
+	cargo build --release -p ummunotify --example switch_itself
+	UMMUNOTIFY=$(TARGET)/release/ummunotify SWITCHES=$(SWITCHES) GUEST_TIMEOUT=3000 \
+	    tests/guest/conformance.sh switch || [ $$? -eq 77 ]
 
 clean:
 	cargo clean

@@ -39,7 +39,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+pub use crate::switch::{Place, SwitchError};
 pub use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{self, Event as Record, Register};
 
@@ -120,6 +122,17 @@ impl Drop for Counter {
         // SAFETY: this range was mapped by `map` and nobody else knows it.
         unsafe { libc::munmap(self.word.as_ptr().cast(), COUNTER_BYTES) };
     }
+}
+
+/// Who records the invalidations of a context.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recording {
+    /// The emulator, for a context that can switch.
+    Emulated,
+    /// The kernel module, for a context that can switch.
+    Kmod,
+    /// The kernel module, whose device the context is.
+    Direct,
 }
 
 /// A region that was hit.
@@ -229,8 +242,45 @@ impl Notifier {
         Arc::clone(&self.counter)
     }
 
+    /// Who records for this context now.
+    ///
+    /// # Errors
+    /// The supervisor can't be asked: see [`SwitchError`].
+    pub fn backend(&self) -> Result<Recording, SwitchError> {
+        match crate::switch::whereabouts(self.fd.as_fd()) {
+            Ok(Place::Emulated) => Ok(Recording::Emulated),
+            Ok(Place::Kmod) => Ok(Recording::Kmod),
+            Err(SwitchError::Direct) => Ok(Recording::Direct),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Moves this context to the other backend, while other threads go on using it; false if it was there. The
+    /// descriptor, the counter and the regions stay; everything is reported as invalid, without hint. `patience`
+    /// bounds the wait for threads that are inside calls which change mappings.
+    ///
+    /// # Errors
+    /// See [`SwitchError`]: the context is where it was. [`SwitchError::Direct`] for one that was opened on the
+    /// kernel module's device, which never switches.
+    ///
+    /// ```no_run
+    /// use ummunotify::client::{Notifier, Place};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let notifier = Notifier::open_nonblocking()?; // under `ummunotify run --backend emulated`
+    /// notifier.switch(Place::Kmod, std::time::Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn switch(&self, to: Place, patience: Duration) -> Result<bool, SwitchError> {
+        crate::switch::switch_descriptor(self.fd.as_fd(), to, patience, || {
+            // Any call on the device will do; this one it refuses (ENOTTY).
+            let _ = self.ioctl(0, core::ptr::null());
+        })
+    }
+
     fn ioctl(&self, command: u32, argument: *const libc::c_void) -> io::Result<()> {
-        // SAFETY: both callers pass the argument that the command asks for; the device writes nothing to it.
+        // SAFETY: the callers pass the argument that the command asks for; the device writes nothing to it.
         match unsafe { libc::ioctl(self.fd.as_raw_fd(), command.into(), argument) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

@@ -7,6 +7,7 @@
 //! * [`trap`]: the filter, and what a trapped call does to mappings
 //! * [`target`]: what a look at a process tells
 //! * [`supervisor`]: the process that answers trapped calls
+//! * [`switch`]: moving an open context to the other backend
 //!
 //! Data flows one way: application -> trap ([`trap`], [`target`]) -> engine (crate `ummunotify-engine`) ->
 //! shared-memory arena -> client. Traps touch the arena only through the engine; the engine knows no trap.
@@ -17,5 +18,6 @@ pub mod client;
 pub mod coverage;
 pub mod shimfile;
 pub mod supervisor;
+pub mod switch;
 pub mod target;
 pub mod trap;

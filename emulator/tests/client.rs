@@ -5,8 +5,11 @@ use std::process::Command;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use ummunotify::client::{Generation, Invalidation, Notifier, PageRange};
+use ummunotify::backend::{Backend, Kmod};
+use ummunotify::client::{Generation, Invalidation, Notifier, PageRange, Place, Recording, SwitchError};
+use ummunotify_abi::wire::Hurdle;
 
 const INSIDE: &str = "UMMUNOTIFY_TEST_INSIDE";
 const PAGE: usize = 4096;
@@ -155,5 +158,35 @@ fn the_descriptor_polls_and_contexts_share_nothing() {
         let counter = one.share_counter();
         drop(one);
         assert_eq!(counter.generation().get(), 1);
+    });
+}
+
+/// Without the module the switch is refused, and the context goes on where it was; with it, it moves.
+#[test]
+fn a_context_switches_itself_or_says_why_not() {
+    on_the_device("a_context_switches_itself_or_says_why_not", || {
+        let notifier = Notifier::open_nonblocking().unwrap();
+        let pages = Pages::new(2);
+        notifier.register(pages.range(0, 2), 5).unwrap();
+        assert_eq!(notifier.backend(), Ok(Recording::Emulated));
+        assert_eq!(notifier.switch(Place::Emulated, Duration::from_secs(5)), Ok(false));
+        assert_eq!(notifier.counter().generation().get(), 0);
+        let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = descriptors();
+        match notifier.switch(Place::Kmod, Duration::from_secs(5)) {
+            Err(SwitchError::Refused { hurdle: Hurdle::Open, errno: Errno::ENOENT }) => {
+                assert!(Kmod.check().is_err());
+                assert_eq!(notifier.backend(), Ok(Recording::Emulated));
+            }
+            answer => {
+                assert_eq!(answer, Ok(true));
+                assert_eq!(notifier.backend(), Ok(Recording::Kmod));
+            }
+        }
+        assert_eq!(descriptors(), before);
+        let everything = [Invalidation { cookie: 5, range: pages.range(0, 2), hint: false }];
+        assert_eq!(drain(&notifier).0, everything);
+        pages.unmap(0, 1);
+        assert_eq!(drain(&notifier).0, [Invalidation { cookie: 5, range: pages.range(0, 1), hint: true }]);
     });
 }

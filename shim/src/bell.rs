@@ -51,6 +51,16 @@ pub fn ensure(fd: c_int, engine: &Engine) {
     }
 }
 
+/// True if nobody holds the write end any more: the supervisor is dead, whatever bytes it left.
+pub fn is_abandoned(fd: c_int) -> bool {
+    let mut poll = libc::pollfd { fd, events: 0, revents: 0 };
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: one pollfd and a timespec.
+    let ready =
+        unsafe { sys::call(libc::SYS_ppoll, &raw mut poll as usize, 1, &raw const now as usize, 0, 8, 0) };
+    ready == 1 && poll.revents & libc::POLLHUP != 0
+}
+
 /// Segments and bytes of the buffer that [`take`] reads into, over and over.
 const SEGMENTS: usize = 64;
 const SEGMENT: usize = 1024;

@@ -28,7 +28,7 @@ pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize
     // As the kernel: only 32 bits count.
     let request = request as u32;
     let _blocked = sys::SignalsBlocked::new();
-    let ticket = table::lookup(fd)?;
+    let ticket = enter(fd)?;
     let result = match request {
         EXCHANGE_FEATURES => exchange_features(&ticket, fd, argument),
         REGISTER_REGION => {
@@ -43,6 +43,30 @@ pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize
         Ok(()) => 0,
         Err(errno) => -(errno as isize),
     })
+}
+
+/// The context of a descriptor, at the entry of a call; `None` if it isn't ours.
+fn enter(fd: c_int) -> Option<Ticket> {
+    let ticket = table::lookup(fd)?;
+    hand_over(fd, &ticket);
+    Some(ticket)
+}
+
+/// Where the supervisor asks for the real device: opens it, since the kernel module watches the address space of
+/// whoever does, and hands it over. No copy stays here. If the supervisor can't be reached, its request ends by its
+/// own deadline.
+fn hand_over(fd: c_int, ticket: &Ticket) {
+    let Some(number) = ticket.engine().and_then(|engine| engine.take_request()) else { return };
+    let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let opened = sys::open(b"/dev/ummunotify\0", flags);
+    let device = (opened >= 0).then(|| Owned::new(opened as c_int));
+    let errno = if opened < 0 { -opened } else { 0 };
+    let Ok(connection) = connect(ticket) else { return };
+    let shown = [fd, device.as_ref().map_or(-1, Owned::get)];
+    let shown = shown.get(..1 + usize::from(device.is_some())).unwrap_or_default();
+    let _ = connection.tell(Op::Device, [number.into(), errno as u64, 0, 0, 0, 0], shown);
+    // Before the connection, whose end tells the supervisor that it has the only one.
+    drop(device);
 }
 
 const FIONCLEX: u32 = 0x5450;
@@ -61,31 +85,73 @@ fn exchange_features(ticket: &Ticket, fd: c_int, argument: *mut c_void) -> Resul
 }
 
 fn register(ticket: &Ticket, fd: c_int, region: &Register) -> Result<(), c_int> {
-    let Some(engine) = ticket.engine() else {
-        return remote(ticket, fd, Op::Register, [region.start, region.end, region.cookie, 0, 0, 0]);
-    };
-    engine.mark_used();
-    let counter = engine.counter();
-    let result = engine.register(&ClientHost::new(), PageRange::new(region.start, region.end), region.cookie);
-    after_lock(counter, fd, &engine);
-    result.map_err(|error| match error {
-        RegisterError::CookieInUse => libc::EINVAL,
-        RegisterError::NoMemory => libc::ENOMEM,
-        RegisterError::Broken => libc::EIO,
+    let args = [region.start, region.end, region.cookie, 0, 0, 0];
+    let range = PageRange::new(region.start, region.end);
+    change(ticket, fd, Op::Register, args, |engine| {
+        engine.mark_used();
+        engine.register(&ClientHost::new(), range, region.cookie).map_err(|error| match error {
+            RegisterError::CookieInUse => Refusal::Errno(libc::EINVAL),
+            RegisterError::NoMemory => Refusal::Errno(libc::ENOMEM),
+            RegisterError::Broken => Refusal::Errno(libc::EIO),
+            RegisterError::Elsewhere => Refusal::Elsewhere,
+        })
     })
 }
 
 fn unregister(ticket: &Ticket, fd: c_int, cookie: u64) -> Result<(), c_int> {
-    let Some(engine) = ticket.engine() else {
-        return remote(ticket, fd, Op::Unregister, [cookie, 0, 0, 0, 0, 0]);
-    };
-    let counter = engine.counter();
-    let result = engine.unregister(&ClientHost::new(), cookie);
-    after_lock(counter, fd, &engine);
-    result.map_err(|error| match error {
-        UnregisterError::UnknownCookie => libc::EINVAL,
-        UnregisterError::Broken => libc::EIO,
+    change(ticket, fd, Op::Unregister, [cookie, 0, 0, 0, 0, 0], |engine| {
+        engine.unregister(&ClientHost::new(), cookie).map_err(|error| match error {
+            UnregisterError::UnknownCookie => Refusal::Errno(libc::EINVAL),
+            UnregisterError::Broken => Refusal::Errno(libc::EIO),
+            UnregisterError::Elsewhere => Refusal::Elsewhere,
+        })
     })
+}
+
+/// Why the arena doesn't do it.
+enum Refusal {
+    Errno(c_int),
+    /// The supervisor does it at present, here and wherever else it has to be done.
+    Elsewhere,
+}
+
+/// Changes what is registered: by `here` on our own mapping of the arena, else by asking the supervisor.
+fn change(
+    ticket: &Ticket,
+    fd: c_int,
+    op: Op,
+    args: [u64; 6],
+    here: impl Fn(&Engine) -> Result<(), Refusal>,
+) -> Result<(), c_int> {
+    let Some(engine) = ticket.engine() else { return remote(ticket, fd, op, args) };
+    // Twice at most: after the supervisor's end the arena is ours again.
+    for _ in 0..2 {
+        let counter = engine.counter();
+        let result = here(&engine);
+        after_lock(counter, fd, &engine);
+        match result {
+            Ok(()) => return Ok(()),
+            Err(Refusal::Errno(errno)) => return Err(errno),
+            Err(Refusal::Elsewhere) => {}
+        }
+        match remote(ticket, fd, op, args) {
+            Err(libc::EIO) if come_home(ticket, fd, &engine) => {}
+            answer => return answer,
+        }
+    }
+    Err(libc::EIO)
+}
+
+/// Takes a context back whose calls the supervisor was to answer, if that one is dead: nobody records any more, and
+/// that is said once, as for any other context. False if it isn't known to be dead.
+fn come_home(ticket: &Ticket, fd: c_int, engine: &Engine) -> bool {
+    if !bell::is_abandoned(fd) || engine.clear_elsewhere(&ClientHost::new(), u32::MAX).is_err() {
+        return false;
+    }
+    if ticket.orphan() {
+        engine.invalidate_all(Reason::Supervisor);
+    }
+    true
 }
 
 /// The engine declares everything invalid by itself where it finds the lock left behind by a thread that died: an
@@ -98,7 +164,12 @@ fn after_lock(counter: u64, fd: c_int, engine: &Engine) {
 
 fn remote(ticket: &Ticket, fd: c_int, op: Op, args: [u64; 6]) -> Result<(), c_int> {
     let connection = connect(ticket)?;
-    connection.ask(op, args, Some(fd), &mut Buffer::<0>::new()).map(|_| ())
+    connection.ask(op, args, Some(fd), &mut Buffer::<0>::new()).map(|_| ()).map_err(failed)
+}
+
+/// One that ended while it was asked has failed as well.
+fn failed(errno: c_int) -> c_int {
+    if errno == libc::ECONNRESET { libc::EIO } else { errno }
 }
 
 /// A supervisor that isn't there is a device that has failed.
@@ -123,6 +194,9 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
                 }
                 None => (table::lookup(fd)?, true),
             };
+            if open {
+                hand_over(fd, &ticket);
+            }
             let step = read_once(open.then_some(fd), &ticket, target);
             // Without the descriptor there is nothing to wait on any more.
             if step == Err(libc::EAGAIN) && !open {
@@ -166,16 +240,26 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
 /// One try; the bytes read. EAGAIN: not readable. `fd` unless it was closed meanwhile.
 fn read_once(fd: Option<c_int>, ticket: &Ticket, target: Target) -> Result<usize, c_int> {
     let room = target.len()?.min(PAGE) / RECORD;
-    let records = match (ticket.engine(), fd) {
-        (Some(engine), _) => read_here(fd, &engine, room, target),
-        (None, Some(fd)) => read_there(fd, ticket, room, target),
-        // Nothing to show to the supervisor.
-        (None, None) => Err(libc::EBADF),
-    }?;
-    Ok(records * RECORD)
+    // Twice at most: after the supervisor's end the arena is ours again.
+    for _ in 0..2 {
+        if let Some(engine) = ticket.engine() {
+            match read_here(fd, &engine, room, target) {
+                Ok(records) => return Ok(records * RECORD),
+                Err(Refusal::Errno(errno)) => return Err(errno),
+                Err(Refusal::Elsewhere) => {}
+            }
+        }
+        // Without it there is nothing to show to the supervisor.
+        let fd = fd.ok_or(libc::EBADF)?;
+        match (read_there(fd, ticket, room, target), ticket.engine()) {
+            (Err(libc::EIO), Some(engine)) if come_home(ticket, fd, &engine) => {}
+            (records, _) => return records.map(|records| records * RECORD),
+        }
+    }
+    Err(libc::EIO)
 }
 
-fn read_here(fd: Option<c_int>, engine: &Engine, room: usize, target: Target) -> Result<usize, c_int> {
+fn read_here(fd: Option<c_int>, engine: &Engine, room: usize, target: Target) -> Result<usize, Refusal> {
     struct Here {
         fd: Option<c_int>,
         target: Target,
@@ -201,16 +285,18 @@ fn read_here(fd: Option<c_int>, engine: &Engine, room: usize, target: Target) ->
         after_lock(counter, fd, engine);
     }
     result.map_err(|error| match error {
-        ReadError::NotReadable => libc::EAGAIN,
-        ReadError::Port(errno) => errno,
-        ReadError::Broken => libc::EIO,
+        ReadError::NotReadable => Refusal::Errno(libc::EAGAIN),
+        ReadError::Port(errno) => Refusal::Errno(errno),
+        ReadError::Broken => Refusal::Errno(libc::EIO),
+        ReadError::Elsewhere => Refusal::Elsewhere,
     })
 }
 
 fn read_there(fd: c_int, ticket: &Ticket, room: usize, target: Target) -> Result<usize, c_int> {
     let connection = connect(ticket)?;
     let mut buffer = Buffer::<PAGE>::new();
-    let answer: Answer = connection.ask(Op::Read, [room as u64, 0, 0, 0, 0, 0], Some(fd), &mut buffer)?;
+    let answer: Answer =
+        connection.ask(Op::Read, [room as u64, 0, 0, 0, 0, 0], Some(fd), &mut buffer).map_err(failed)?;
     let records = usize::try_from(answer.result).unwrap_or(0);
     if records == 0 {
         return Ok(0);
@@ -224,7 +310,7 @@ fn read_there(fd: c_int, ticket: &Ticket, room: usize, target: Target) -> Result
     let committed =
         connection.ask(Op::Commit, [u64::from(filled.is_ok()), 0, 0, 0, 0, 0], None, &mut Buffer::<0>::new());
     filled?;
-    committed.map(|_| records)
+    committed.map(|_| records).map_err(failed)
 }
 
 enum Waited {
@@ -281,7 +367,7 @@ pub fn mmap(
 ) -> Option<*mut c_void> {
     let counter = {
         let _blocked = sys::SignalsBlocked::new();
-        let ticket = table::lookup(fd)?;
+        let ticket = enter(fd)?;
         counter(fd, &ticket, len, protection, flags, offset)
     };
     Some(match counter {

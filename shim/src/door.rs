@@ -3,7 +3,7 @@
 //! Callers have all signals blocked. Every wait is bounded by a timeout of the socket.
 
 use core::ffi::{c_int, c_void};
-use core::mem::{size_of, zeroed};
+use core::mem::{size_of, size_of_val, zeroed};
 
 use ummunotify_abi::wire::{self, MAX_ADDRESS, Op, Reply, Request};
 
@@ -239,7 +239,7 @@ impl Connection {
         fd: Option<c_int>,
         buffer: &mut Buffer<N>,
     ) -> Result<Answer, c_int> {
-        match self.tell(op, args, fd) {
+        match self.tell(op, args, fd.as_slice()) {
             // It has closed its end, but may have said why.
             Err(libc::EPIPE) => self.receive(buffer).and(Err(libc::ECONNRESET)),
             Err(errno) => Err(errno),
@@ -251,10 +251,10 @@ impl Connection {
     ///
     /// # Errors
     /// What sendmsg says.
-    pub fn tell(&self, op: Op, args: [u64; 6], fd: Option<c_int>) -> Result<(), c_int> {
+    pub fn tell(&self, op: Op, args: [u64; 6], fds: &[c_int]) -> Result<(), c_int> {
         let request =
             Request { magic: wire::MAGIC, version: wire::WIRE_VERSION, op: op as u32, reserved: 0, args };
-        send(self.0.get(), (&raw const request).cast(), size_of::<Request>(), fd)
+        send(self.0.get(), (&raw const request).cast(), size_of::<Request>(), fds)
     }
 
     fn receive<const N: usize>(&self, buffer: &mut Buffer<N>) -> Result<Answer, c_int> {
@@ -313,24 +313,28 @@ impl Connection {
 
 const SEQPACKET: usize = (libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC) as usize;
 
-/// Sends one packet, with a descriptor if there is one.
+/// Sends one packet, with up to [`MAX_FDS`] descriptors.
 ///
 /// # Errors
 /// What sendmsg says.
-pub fn send(socket: c_int, bytes: *const c_void, len: usize, fd: Option<c_int>) -> Result<(), c_int> {
+pub fn send(socket: c_int, bytes: *const c_void, len: usize, fds: &[c_int]) -> Result<(), c_int> {
     let mut control = Control::empty();
     let mut part = libc::iovec { iov_base: bytes.cast_mut(), iov_len: len };
     // SAFETY: zero is a valid value of every field.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
-    if let Some(fd) = fd {
-        control.head.cmsg_len = size_of::<libc::cmsghdr>() + size_of::<c_int>();
+    let fds = fds.get(..MAX_FDS).unwrap_or(fds);
+    if !fds.is_empty() {
+        control.head.cmsg_len = size_of::<libc::cmsghdr>() + size_of_val(fds);
         control.head.cmsg_level = libc::SOL_SOCKET;
         control.head.cmsg_type = libc::SCM_RIGHTS;
-        control.fds[0] = fd;
+        for (to, &from) in control.fds.iter_mut().zip(fds) {
+            *to = from;
+        }
         message.msg_control = (&raw mut control).cast();
-        message.msg_controllen = size_of::<libc::cmsghdr>() + size_of::<u64>();
+        // CMSG_SPACE: whole words.
+        message.msg_controllen = control.head.cmsg_len.next_multiple_of(size_of::<usize>());
     }
     // SAFETY: the message describes memory that is ours or, for `bytes`, the caller's.
     let result = sys::again(|| unsafe {

@@ -33,6 +33,10 @@ impl Host for ClientHost {
         sys::futex_wake(word.as_ptr());
     }
 
+    fn is_client(&self) -> bool {
+        true
+    }
+
     fn gone(&self, id: u32) -> bool {
         // A supervisor's thread can be of a pid namespace that we don't see.
         id & SUPERVISOR_LOCK_ID == 0 && sys::no_such_task(id)

@@ -4,8 +4,9 @@
 #   walk           the operations walk on the module and emulated: every exact row must be reported alike
 #   interface      the interface suite on the module and emulated
 #   differential   DIFFERENTIAL_STEPS (5000) random steps on both at once; SEED names the sequence
+#   switch         contexts that move between the two under load, SWITCHES (100) times
 #
-# Without PART all three. UMMUNOTIFY names the binary (default target/debug/ummunotify). What the programs print
+# Without PART all four. UMMUNOTIFY names the binary (default target/debug/ummunotify). What the programs print
 # is left in target/conformance/KERNEL; here come the differences and a line a part.
 # Exit code: 0, 1 where something differs, 77 where no guest can be had.
 set -euo pipefail
@@ -13,16 +14,21 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$top"
 here=tests/guest
 binary=${UMMUNOTIFY:-${CARGO_TARGET_DIR:-target}/debug/ummunotify}
-parts=${*:-walk differential interface}
+parts=${*:-walk differential switch interface}
 build=target/conformance
 mkdir -p "$build"
 [ -x "$binary" ] || { echo "conformance: no $binary; run make first" >&2; exit 1; }
+example=$(dirname "$binary")/examples/switch_itself
+case " $parts " in
+*" switch "*) [ -x "$example" ] || { echo "conformance: no $example; build it with cargo build --examples" >&2; exit 1; } ;;
+esac
 
 flags=(-std=gnu11 -O1 -g -Wall -Wextra -Werror -pthread -I kmod-compat/include -I tests/c)
 cc "${flags[@]}" tests/c/operations/{walk,device,area,calls,rows_*}.c -o "$build/walk"
 cc "${flags[@]}" -shared -fPIC tests/c/operations/plugin.c -o "$build/walk-plugin.so"
 cc "${flags[@]}" tests/c/differential/differential.c -o "$build/differential"
 cc "${flags[@]}" tests/c/interface/*.c -o "$build/interface"
+cc "${flags[@]}" tests/c/switch/switching.c -o "$build/switching"
 
 passed=0 failed=0 skipped=0
 verdict() {
@@ -35,7 +41,7 @@ for kernel in ${KERNELS:-6.1}; do
 	mkdir -p "$results"
 	rc=0
 	KERNEL=$kernel GUEST_DISK=1 GUEST_NUMA=1 GUEST_TIMEOUT=${GUEST_TIMEOUT:-900} kmod-compat/guest/run.sh \
-		"$here/in_guest.sh '$binary' '$build' '$results' '${DIFFERENTIAL_STEPS:-5000}' '${SEED:-$RANDOM$RANDOM}' $parts" \
+		"$here/in_guest.sh '$binary' '$build' '$results' '${DIFFERENTIAL_STEPS:-5000}' '${SEED:-$RANDOM$RANDOM}' '${SWITCHES:-100}' $parts" \
 		>"$results/guest" || rc=$?
 	if [ $rc -eq 77 ]; then
 		echo "SKIPPED conformance on $kernel: no guest can be had here (the reason stands above)"
@@ -84,9 +90,9 @@ for kernel in ${KERNELS:-6.1}; do
 				rc=1
 			fi
 			;;
-		differential)
-			cat "$results/differential"
-			[ "$(cat "$results/differential.code")" = 0 ] || rc=1
+		differential | switch)
+			sed "s/^\(ok\|FAIL\) /kernel $kernel: $part: &/" "$results/$part"
+			[ "$(cat "$results/$part.code")" = 0 ] || rc=1
 			;;
 		esac
 		verdict $rc

@@ -1,9 +1,9 @@
 #!/bin/sh
-# in_guest.sh BINARY BUILD RESULTS STEPS SEED PART...: the guest's half of conformance.sh. Leaves in RESULTS what
+# in_guest.sh BINARY BUILD RESULTS STEPS SEED SWITCHES PART...: the guest's half of conformance.sh. Leaves in RESULTS what
 # each program printed, and its exit code; judges nothing.
 set -u
-top=$PWD binary=$1 build=$PWD/$2 results=$PWD/$3 steps=$4 seed=$5
-shift 5
+top=$PWD binary=$1 build=$PWD/$2 results=$PWD/$3 steps=$4 seed=$5 switches=$6
+shift 6
 case $binary in /*) ;; *) binary=$top/$binary ;; esac
 
 # record NAME COMMAND...
@@ -35,6 +35,10 @@ for part in "$@"; do
 		;;
 	differential)
 		record differential emulated "$build/differential" "$steps" "$seed"
+		;;
+	switch)
+		cp "$(dirname "$binary")/examples/switch_itself" /tmp
+		record switch "$top/tests/guest/switch.sh" /tmp/ummunotify /tmp "$build" "$switches"
 		;;
 	esac
 done

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// First word of an arena, written last when it is made.
 pub const ARENA_MAGIC: u64 = 0x616e_6572_4155_4d4d;
 /// Version of everything in this module.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Entries in an index node.
 pub const FANOUT: usize = 16;
@@ -51,6 +51,13 @@ pub const RINGS_OFFSET: usize = COOKIES_OFFSET + COOKIE_ENTRIES * size_of::<Atom
 pub const RING_CELLS: usize = 1 << (RING_MIN_LOG as usize + RING_LEVELS);
 /// Bytes of the whole arena.
 pub const ARENA_BYTES: usize = RINGS_OFFSET + RING_CELLS * size_of::<AtomicU64>();
+
+/// Flag of [`Header::elsewhere`]: the kernel module records for this context. Register, unregister and read are
+/// the supervisor's, which does them there and here.
+pub const ELSEWHERE_KMOD: u32 = 1;
+/// Flag of [`Header::elsewhere`]: the supervisor must see each registered range, to arm something on it. Register
+/// and unregister are the supervisor's.
+pub const ELSEWHERE_FAULT: u32 = 2;
 
 /// Number of statistics words.
 pub const STATISTICS: usize = 32;
@@ -129,7 +136,12 @@ pub struct Header {
     pub cookies_next: AtomicU32,
     /// L. Queued entries of regions that are no more.
     pub stale: AtomicU32,
-    reserved2: [AtomicU32; 3],
+    /// L. Flags: what the opener's own threads may not do here, but have to ask the supervisor for.
+    pub elsewhere: AtomicU32,
+    /// Not 0: the supervisor asks the opener to open the real device and hand it over under this number. Set and
+    /// withdrawn by the supervisor, taken by whichever of the opener's threads enters first.
+    pub request: AtomicU32,
+    reserved2: AtomicU32,
 
     /// Tickets taken, for each ring.
     pub tails: [AtomicU64; 16],

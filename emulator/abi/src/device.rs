@@ -12,6 +12,10 @@ pub const REGISTER_REGION: u32 = 0x4020_5502;
 /// `_IOW('U', 3, u64)`: the argument points to the cookie.
 pub const UNREGISTER_REGION: u32 = 0x4008_5503;
 
+/// `_IOW('U', 0x20, s32)`: the kernel module alone has it, for a context that moves there. The argument points to
+/// a memfd of one page, sealed against resizing and not against writing, into which it counts from then on.
+pub const ADOPT_COUNTER: u32 = 0x4004_5520;
+
 /// [`Event::kind`] of an invalidated region.
 pub const EVENT_INVAL: u32 = 0;
 /// [`Event::kind`] of the record that closes a complete read; carries the counter.

@@ -9,7 +9,7 @@
 //!   and believes only who shows the descriptor.
 
 /// Version of everything in this module and of the arena's layout. Both sides refuse another's.
-pub const WIRE_VERSION: u32 = 1;
+pub const WIRE_VERSION: u32 = 2;
 
 /// `prctl` option that no kernel knows (`"UMMU"`): EINVAL where no supervisor's filter is inherited.
 pub const HELLO_PRCTL: u64 = 0x554d_4d55;
@@ -43,7 +43,7 @@ pub enum Op {
     Attach = 5,
     /// EXCHANGE_FEATURES by a process that isn't the opener. Descriptor: the device descriptor.
     Features = 6,
-    /// REGISTER_REGION likewise. args: start, end, cookie.
+    /// REGISTER_REGION likewise, or by the opener while the arena turns it away. args: start, end, cookie.
     Register = 7,
     /// UNREGISTER_REGION likewise. args: cookie.
     Unregister = 8,
@@ -52,6 +52,66 @@ pub enum Op {
     Read = 9,
     /// The records of the last [`Op::Read`] reached the caller's buffer (args: 1) or not (args: 0).
     Commit = 10,
+    /// Move contexts to another backend. Descriptor: a context's device descriptor, or a pidfd, which means all
+    /// that its process opened. args: 1 kernel module, 0 emulated; patience in milliseconds.
+    /// Replies: result 1 as often as the opener is asked for the real device (it gives it at its next call on
+    /// that context); then result 0, args: contexts that moved, contexts that were there already; or an errno,
+    /// args: a [`Hurdle`], contexts that moved before.
+    Switch = 11,
+    /// The real device, opened in the opener's address space for [`crate::arena::Header::request`]. args: that
+    /// number, errno of the open. Descriptors: the device descriptor and, without an errno, the real device. The
+    /// sender closes its copy, then the connection: that is the end of the message. No reply.
+    Device = 12,
+    /// Where contexts are. Descriptor: as for [`Op::Switch`]. Reply args: contexts, those on the kernel module.
+    Whereabouts = 13,
+}
+
+/// What is in the way of [`Op::Switch`].
+#[repr(u64)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hurdle {
+    /// The process is another user's (EPERM).
+    Forbidden = 1,
+    /// This supervisor knows no such process, or no open context of it (ESRCH).
+    NoContext = 2,
+    /// Another switch of the context was under way all the time (EBUSY).
+    Busy = 3,
+    /// No thread of the opener has called anything on the context (ETIMEDOUT).
+    Silent = 4,
+    /// The opener couldn't open the real device (errno of open).
+    Open = 5,
+    /// The device doesn't take the counter over: ENOTTY if it is another or an older module.
+    Adopt = 6,
+    /// The device doesn't take the regions over (errno of REGISTER_REGION).
+    Regions = 7,
+    /// The supervisor can't watch the device (errno of epoll_ctl).
+    Watch = 8,
+    /// The context's shared memory is broken, or a stopped thread holds its lock (EIO).
+    Arena = 9,
+    /// Threads stay inside calls that nobody but the module has recorded (ETIMEDOUT).
+    Threads = 10,
+    /// The process ended, or executed another program (ESRCH).
+    Ended = 11,
+}
+
+impl Hurdle {
+    /// The hurdle of that number.
+    pub const fn from_u64(n: u64) -> Option<Self> {
+        Some(match n {
+            1 => Self::Forbidden,
+            2 => Self::NoContext,
+            3 => Self::Busy,
+            4 => Self::Silent,
+            5 => Self::Open,
+            6 => Self::Adopt,
+            7 => Self::Regions,
+            8 => Self::Watch,
+            9 => Self::Arena,
+            10 => Self::Threads,
+            11 => Self::Ended,
+            _ => return None,
+        })
+    }
 }
 
 impl Op {
@@ -68,6 +128,9 @@ impl Op {
             8 => Self::Unregister,
             9 => Self::Read,
             10 => Self::Commit,
+            11 => Self::Switch,
+            12 => Self::Device,
+            13 => Self::Whereabouts,
             _ => return None,
         })
     }
@@ -111,6 +174,9 @@ pub const MAX_PAYLOAD: usize = 8192;
 /// Longest abstract address below, with its leading zero byte.
 pub const MAX_ADDRESS: usize = 40;
 
+/// What abstract addresses of supervisors begin with, without the leading zero byte.
+pub const SUPERVISOR_PREFIX: &[u8] = b"ummunotify-sup-";
+
 /// Writes `prefix` and `n` in hexadecimal behind a zero byte; returns the length.
 fn address(out: &mut [u8; MAX_ADDRESS], prefix: &[u8], n: u64) -> usize {
     out[0] = 0;
@@ -128,7 +194,7 @@ fn address(out: &mut [u8; MAX_ADDRESS], prefix: &[u8], n: u64) -> usize {
 
 /// The abstract address (with its leading zero byte) at which the supervisor of that token listens.
 pub fn supervisor_address(out: &mut [u8; MAX_ADDRESS], token: u64) -> usize {
-    address(out, b"ummunotify-sup-", token)
+    address(out, SUPERVISOR_PREFIX, token)
 }
 
 /// The abstract address at which the supervisor of the context with that pipe inode listens.

@@ -28,6 +28,8 @@ pub enum RegisterError {
     CookieInUse,
     /// The arena is full: ENOMEM.
     NoMemory,
+    /// Not for a client's thread to do now: the supervisor must be asked.
+    Elsewhere,
     /// The arena is beyond repair, or its lock doesn't come free.
     Broken,
 }
@@ -37,6 +39,8 @@ pub enum RegisterError {
 pub enum UnregisterError {
     /// No live region has that cookie: EINVAL.
     UnknownCookie,
+    /// Not for a client's thread to do now: the supervisor must be asked.
+    Elsewhere,
     /// The arena is beyond repair, or its lock doesn't come free.
     Broken,
 }
@@ -48,9 +52,15 @@ pub enum ReadError<E> {
     NotReadable,
     /// The port didn't take the records: EFAULT.
     Port(E),
+    /// Not for a client's thread to do now: the supervisor must be asked.
+    Elsewhere,
     /// The arena is beyond repair, or its lock doesn't come free.
     Broken,
 }
+
+/// The arena's lock doesn't come free. Nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stuck;
 
 impl fmt::Display for BadArena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -75,6 +85,7 @@ impl fmt::Display for RegisterError {
         f.write_str(match self {
             Self::CookieInUse => "a live region has that cookie",
             Self::NoMemory => "no room for another region",
+            Self::Elsewhere => ELSEWHERE,
             Self::Broken => "the arena is broken",
         })
     }
@@ -84,6 +95,7 @@ impl fmt::Display for UnregisterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::UnknownCookie => "no live region has that cookie",
+            Self::Elsewhere => ELSEWHERE,
             Self::Broken => "the arena is broken",
         })
     }
@@ -94,13 +106,23 @@ impl<E: fmt::Display> fmt::Display for ReadError<E> {
         match self {
             Self::NotReadable => f.write_str("nothing to report"),
             Self::Port(error) => error.fmt(f),
+            Self::Elsewhere => f.write_str(ELSEWHERE),
             Self::Broken => f.write_str("the arena is broken"),
         }
     }
 }
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the arena's lock doesn't come free")
+    }
+}
+
+const ELSEWHERE: &str = "the supervisor has to be asked for it";
 
 impl core::error::Error for BadArena {}
 impl core::error::Error for AlreadyUsed {}
 impl core::error::Error for RegisterError {}
 impl core::error::Error for UnregisterError {}
 impl<E: core::error::Error> core::error::Error for ReadError<E> {}
+impl core::error::Error for Stuck {}

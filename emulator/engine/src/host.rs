@@ -20,6 +20,11 @@ pub trait Host {
     fn wake(&self, word: &AtomicU32);
     /// True only if that thread is proven dead.
     fn gone(&self, id: u32) -> bool;
+    /// True for the opener's own threads: what [`Header::elsewhere`](ummunotify_abi::arena::Header::elsewhere) names
+    /// isn't theirs to do. The supervisor is never turned away.
+    fn is_client(&self) -> bool {
+        false
+    }
     /// Called after a register, unregister or read that found everything invalid or made it so, for example
     /// because it took the lock over from a dead thread: the counter may have moved without a recorder, so the
     /// descriptor must become readable. Not under the lock.

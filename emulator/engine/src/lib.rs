@@ -25,6 +25,7 @@ extern crate std;
 
 mod arena;
 mod cookies;
+mod elsewhere;
 mod error;
 mod hook;
 mod host;
@@ -43,8 +44,10 @@ mod word;
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-pub use error::{AlreadyUsed, BadArena, ReadError, RegisterError, UnregisterError};
+pub use elsewhere::Region;
+pub use error::{AlreadyUsed, BadArena, ReadError, RegisterError, Stuck, UnregisterError};
 pub use host::{Host, Port};
+pub use read::Ending;
 pub use record::{Begin, Recorded};
 pub use statistics::{Reason, Statistics};
 pub use ummunotify_abi::PageRange;
@@ -99,7 +102,19 @@ impl Engine {
         room: usize,
         port: &mut P,
     ) -> Result<usize, ReadError<P::Error>> {
-        read::read(self, host, room, port)
+        read::read(self, host, room, port, Ending::Now)
+    }
+
+    /// As [`Engine::read`], with LAST as the caller says: for a context into which somebody else counts too, whose
+    /// hits the caller has queued first ([`Engine::requeue`]).
+    pub fn read_up_to<P: Port>(
+        &self,
+        host: &impl Host,
+        room: usize,
+        port: &mut P,
+        ending: Ending,
+    ) -> Result<usize, ReadError<P::Error>> {
+        read::read(self, host, room, port, ending)
     }
 
     /// True if a read would report something: an event is queued, or the counter isn't the last LAST's.

@@ -13,6 +13,7 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
 use crate::arena::Arena;
+use crate::error::Stuck;
 use crate::hook::step;
 use crate::host::Host;
 use crate::repair;
@@ -37,10 +38,6 @@ pub(crate) struct Guard {
     /// Everything was made invalid on this call's own account.
     pub(crate) raised: bool,
 }
-
-/// The lock doesn't come free.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stuck;
 
 impl Guard {
     /// False if somebody has taken the lock over.

@@ -2,11 +2,12 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ummunotify_abi::PageRange;
-use ummunotify_abi::arena::Slot;
+use ummunotify_abi::arena::{ELSEWHERE_KMOD, Slot};
 use ummunotify_abi::device::{EVENT_INVAL, EVENT_LAST, Event, FLAG_HINT, MAX_RECORDS};
 
 use crate::Engine;
 use crate::arena::Arena;
+use crate::elsewhere;
 use crate::error::ReadError;
 use crate::hook::step;
 use crate::host::{Host, Port};
@@ -29,17 +30,34 @@ struct Taken {
     epoch: u64,
 }
 
-/// See [`Engine::read`].
+/// With what value of the counter a read that finds the queue empty ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// Its value now.
+    Now,
+    /// An earlier value, for which everything that others counted was queued before the call. If the counter has
+    /// moved on, the context stays readable.
+    At(u64),
+    /// None that is known: no LAST.
+    Open,
+}
+
+/// See [`Engine::read_up_to`].
 pub(crate) fn read<P: Port>(
     engine: &Engine,
     host: &impl Host,
     room: usize,
     port: &mut P,
+    ending: Ending,
 ) -> Result<usize, ReadError<P::Error>> {
     let arena = engine.arena();
     arena.header().used.store(1, Relaxed);
     let guard = lock(arena, host).map_err(|_| ReadError::Broken)?;
-    let result = read_locked(engine, &guard, room.min(MAX_RECORDS), port);
+    let result = if host.is_client() && elsewhere::is_set(arena, ELSEWHERE_KMOD) {
+        Err(ReadError::Elsewhere)
+    } else {
+        read_locked(engine, &guard, room.min(MAX_RECORDS), port, ending)
+    };
     release(arena, host, guard);
     result
 }
@@ -49,6 +67,7 @@ fn read_locked<P: Port>(
     guard: &Guard,
     room: usize,
     port: &mut P,
+    ending: Ending,
 ) -> Result<usize, ReadError<P::Error>> {
     let arena = engine.arena();
     let header = arena.header();
@@ -61,7 +80,11 @@ fn read_locked<P: Port>(
         if header.everything.load(Acquire) != 0 {
             settle_everything(arena);
         }
-        value = arena.counter().load(Acquire);
+        value = match ending {
+            Ending::Now => arena.counter().load(Acquire),
+            Ending::At(value) => value,
+            Ending::Open => break,
+        };
         step();
         if header.everything.load(Acquire) == 0 {
             last = Some(value);
@@ -118,6 +141,7 @@ fn read_locked<P: Port>(
                 port.settle(engine, engine.is_readable());
                 return Err(ReadError::NotReadable);
             }
+            None if n == 0 && ending == Ending::Open => return Err(ReadError::NotReadable),
             // Not even one region, and everything still invalid: only a forged arena does that.
             None if n == 0 => return Err(ReadError::Broken),
             None => last = None,

@@ -3,10 +3,11 @@
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::fence;
 use ummunotify_abi::PageRange;
-use ummunotify_abi::arena::{MAX_REGIONS, SLOTS};
+use ummunotify_abi::arena::{ELSEWHERE_FAULT, ELSEWHERE_KMOD, MAX_REGIONS, SLOTS};
 
 use crate::arena::Arena;
 use crate::cookies::{self, Cookies};
+use crate::elsewhere;
 use crate::error::{RegisterError, UnregisterError};
 use crate::hook::step;
 use crate::host::Host;
@@ -24,6 +25,8 @@ enum Fault {
     Refused(RegisterError),
     /// No region of that cookie.
     Unknown,
+    /// The caller is a client's thread, and it isn't for it to do.
+    Elsewhere,
     /// The arena contradicts itself.
     Corrupt,
     /// The lock was taken over.
@@ -91,6 +94,12 @@ fn locked<T>(
     None
 }
 
+/// Turns a client's thread away where the supervisor has to see what is registered.
+fn refuse_elsewhere(arena: &Arena, host: &impl Host) -> Result<(), Fault> {
+    let turned_away = ELSEWHERE_KMOD | ELSEWHERE_FAULT;
+    if host.is_client() && elsewhere::is_set(arena, turned_away) { Err(Fault::Elsewhere) } else { Ok(()) }
+}
+
 /// See [`Engine::register`](crate::Engine::register).
 pub(crate) fn register(
     arena: &Arena,
@@ -101,6 +110,7 @@ pub(crate) fn register(
     arena.header().used.store(1, Relaxed);
     let done = locked(arena, host, |guard, again| {
         let header = arena.header();
+        refuse_elsewhere(arena, host)?;
         let cookies = Cookies::new(arena);
         if let Some(place) = cookies.find(cookie)? {
             let slot = arena.slot(place.slot).ok_or(Fault::Corrupt)?;
@@ -158,6 +168,7 @@ pub(crate) fn register(
     match done {
         Some(Ok(())) => Ok(()),
         Some(Err(Fault::Refused(error))) => Err(error),
+        Some(Err(Fault::Elsewhere)) => Err(RegisterError::Elsewhere),
         _ => Err(RegisterError::Broken),
     }
 }
@@ -222,6 +233,7 @@ fn undo(arena: &Arena, cookie: u64, number: u32) -> Result<(), Fault> {
 pub(crate) fn unregister(arena: &Arena, host: &impl Host, cookie: u64) -> Result<(), UnregisterError> {
     let done = locked(arena, host, |guard, again| {
         let header = arena.header();
+        refuse_elsewhere(arena, host)?;
         let cookies = Cookies::new(arena);
         let Some(place) = cookies.find(cookie)? else {
             // A repair after the first attempt found its slot free.
@@ -264,6 +276,7 @@ pub(crate) fn unregister(arena: &Arena, host: &impl Host, cookie: u64) -> Result
     match done {
         Some(Ok(())) => Ok(()),
         Some(Err(Fault::Unknown)) => Err(UnregisterError::UnknownCookie),
+        Some(Err(Fault::Elsewhere)) => Err(UnregisterError::Elsewhere),
         _ => Err(UnregisterError::Broken),
     }
 }

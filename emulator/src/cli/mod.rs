@@ -6,6 +6,7 @@ mod doctor;
 mod probe;
 mod run;
 mod supervise;
+mod switch;
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ummunotify::backend::Choice;
+use ummunotify::switch::Place;
 use ummunotify_abi::config::SUPERVISE_COMMAND;
 
 /// Bad use of the command line.
@@ -25,6 +27,7 @@ Examples:
   ummunotify run -- ./client          run a program that opens /dev/ummunotify
   ummunotify run --stats -- mpirun -n 1 ./app
   ummunotify run --log debug --log-file /tmp/u.log -- ./client
+  ummunotify switch 4711 kmod         the kernel module records for process 4711 from now on
 
 A client opens /dev/ummunotify, registers address ranges, and learns from a counter in its own memory, before \
 munmap returns, that one of them became stale. See README.md for a C client of thirty lines.";
@@ -45,6 +48,8 @@ enum Command {
     Demo(DemoArguments),
     /// Try what this host allows, layer by layer, and say what is lost
     Doctor,
+    /// Move a running program's contexts to the kernel module, or back to the emulator
+    Switch(SwitchArguments),
 }
 
 const RUN_HELP: &str = "\
@@ -76,6 +81,32 @@ struct RunArguments {
     /// The program and its arguments
     #[arg(value_name = "COMMAND", trailing_var_arg = true)]
     command: Vec<OsString>,
+}
+
+const SWITCH_HELP: &str = "\
+Moves every context that the process opened emulated. It keeps its descriptor, its counter and its regions; \
+everything is reported as invalid once or twice, and nothing is missed. The process takes part: it opens the kernel \
+module's device at its next call on the context. A context that was opened on that device itself never switches.
+
+For the process's own user and root. Exit code: 0 if all its contexts are there now, 1 if not (the reason is said), \
+2 for bad use.";
+
+/// Options of `switch`.
+#[derive(Args, Clone, Copy, Debug)]
+#[command(after_help = SWITCH_HELP)]
+struct SwitchArguments {
+    /// The process
+    #[arg(value_name = "PID")]
+    pid: u32,
+    /// kmod (the kernel module) or emulated
+    #[arg(value_name = "BACKEND")]
+    backend: Place,
+    /// Seconds to wait for the process to take part
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(..=3600))]
+    deadline: u64,
+    /// Move that many times, there and back in turns, for tests
+    #[arg(long, hide = true, default_value_t = 1)]
+    times: u64,
 }
 
 /// Options of `demo`.
@@ -129,6 +160,7 @@ pub(crate) fn main() -> i32 {
         Command::Run(options) => run::main(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Doctor => doctor::main(),
+        Command::Switch(options) => switch::main(&options),
     };
     answer.unwrap_or_else(|failure| {
         complain(&format!("{:#}", failure.error));

@@ -5,20 +5,23 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{Event, MAX_RECORDS};
-use ummunotify_abi::wire::Op;
-use ummunotify_engine::{Engine, Port, ReadError, RegisterError, UnregisterError};
+use ummunotify_abi::wire::{Hurdle, Op};
+use ummunotify_engine::{Engine, Port};
 
 use super::context::Context;
 use super::host::SupervisorHost;
 use super::log;
+use super::recorder::Recorder;
 use super::settle;
 use super::shared::{Message, Shared};
 use super::socket::{Asked, Connection, Peer};
 use super::space::Space;
+use super::switch::{self, Failure};
 use super::task;
 use crate::target::maps;
 use crate::trap::filter::Filter;
@@ -75,6 +78,9 @@ pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance, crowd
             Op::Features | Op::Register | Op::Unregister | Op::Read => {
                 with_context(shared, &asked, |context, space| call(connection, context, space, &asked))
             }
+            Op::Switch => switch(shared, connection, peer, asked),
+            Op::Device => device(shared, connection, peer, asked),
+            Op::Whereabouts => whereabouts(shared, connection, peer, &asked),
             Op::Commit => Err(Errno::EPROTO),
         };
         if let Err(e) = done {
@@ -172,15 +178,20 @@ fn attach(
     context: &Arc<Context>,
     space: &Arc<Space>,
 ) -> nix::Result<()> {
-    let opener = !space.is_gone()
-        && task::mappings(peer.pid, &shared.kernel)
-            .is_ok_and(|table| table.iter().any(|m| space.is_marker(m)));
+    let opener = is_opener(shared, peer, space);
     let args = [u64::from(opener), context.number, context.inode, 0, 0, 0];
     let fds = context.shared_memory();
     connection.reply(0, args, &[], if opener { &fds } else { &[] })
 }
 
-/// A call of the device by somebody else than the opener.
+/// Whether the peer runs in the address space that opened the device.
+fn is_opener(shared: &Shared, peer: Peer, space: &Space) -> bool {
+    !space.is_gone()
+        && task::mappings(peer.pid, &shared.kernel)
+            .is_ok_and(|table| table.iter().any(|m| space.is_marker(m)))
+}
+
+/// A call of the device by somebody else than the opener, or while the opener may not do it itself.
 fn call(
     connection: &Connection,
     context: &Arc<Context>,
@@ -188,6 +199,7 @@ fn call(
     asked: &Asked,
 ) -> nix::Result<()> {
     let host = SupervisorHost::new(Arc::clone(space), Arc::clone(context));
+    let recorder = context.recorder();
     let [first, second, third, ..] = asked.args;
     let done = |result: nix::Result<()>| match result {
         Ok(()) => connection.reply(0, [0; 6], &[], &[]),
@@ -195,30 +207,114 @@ fn call(
     };
     match asked.op {
         Op::Features => done(context.engine.exchange_features().map_err(|_| Errno::EINVAL)),
-        Op::Register => {
-            done(context.engine.register(&host, PageRange::new(first, second), third).map_err(|e| match e {
-                RegisterError::CookieInUse => Errno::EINVAL,
-                RegisterError::NoMemory => Errno::ENOMEM,
-                RegisterError::Broken => Errno::EIO,
-            }))
-        }
-        Op::Unregister => done(context.engine.unregister(&host, first).map_err(|e| match e {
-            UnregisterError::UnknownCookie => Errno::EINVAL,
-            UnregisterError::Broken => Errno::EIO,
-        })),
+        Op::Register => done(recorder.register(context, &host, PageRange::new(first, second), third)),
+        Op::Unregister => done(recorder.unregister(context, &host, first)),
         Op::Read => {
             let room = usize::try_from(first).unwrap_or(MAX_RECORDS).min(MAX_RECORDS);
-            let mut port = RemotePort { connection, context };
-            match context.engine.read(&host, room, &mut port) {
-                Ok(0) => connection.reply(0, [0; 6], &[], &[]),
+            match recorder.read(context, &host, room, &mut RemotePort { connection, context }) {
                 Ok(n) => connection.reply(i64::try_from(n).unwrap_or(0), [0; 6], &[], &[]),
-                Err(ReadError::NotReadable) => connection.refuse(Errno::EAGAIN),
-                Err(ReadError::Port(e)) => connection.refuse(e),
-                Err(ReadError::Broken) => connection.refuse(Errno::EIO),
+                Err(e) => connection.refuse(e),
             }
         }
-        Op::Open | Op::Listener | Op::Closed | Op::Counter | Op::Attach | Op::Commit => Err(Errno::EPROTO),
+        _ => Err(Errno::EPROTO),
     }
+}
+
+/// A context and the address space that opened it.
+type Home = (Arc<Space>, Arc<Context>);
+
+/// The contexts that a request is about: that of the device descriptor that is shown, or all open ones of the
+/// process whose pidfd it is.
+fn contexts_of(shared: &Shared, peer: Peer, shown: &[OwnedFd]) -> Result<Vec<Home>, Failure> {
+    let unknown = Failure { hurdle: Hurdle::NoContext, errno: Errno::ESRCH };
+    let [shown] = shown else { return Err(Failure { errno: Errno::EPROTO, ..unknown }) };
+    if let Ok(inode) = pipe_inode(shown) {
+        return shared.find(|context| context.inode == inode).map(|found| vec![found]).ok_or(unknown);
+    }
+    let pid = ummunotify_sys::process::pidfd_process(shown).ok_or(unknown)?;
+    let space = shared.live_space(pid).ok_or(unknown)?;
+    if peer.uid != 0 && !task::belongs_to(pid, peer.uid) {
+        log::warning!("user {} may not switch process {pid}", peer.uid);
+        return Err(Failure { hurdle: Hurdle::Forbidden, errno: Errno::EPERM });
+    }
+    let open = space.contexts().into_iter().filter(|context| !context.is_closed());
+    let found: Vec<_> = open.map(|context| (Arc::clone(&space), context)).collect();
+    if found.is_empty() { Err(unknown) } else { Ok(found) }
+}
+
+/// Replies that nobody takes in so many seconds are given up.
+const REPLY_SECONDS: i64 = 5;
+
+/// The longest that a switch may wait.
+const MAX_PATIENCE: Duration = Duration::from_secs(3600);
+
+/// Moves contexts to another backend.
+fn switch(shared: &Shared, connection: &Connection, peer: Peer, asked: Asked) -> nix::Result<()> {
+    let [kmod, patience, ..] = asked.args;
+    let due = Instant::now() + Duration::from_millis(patience).min(MAX_PATIENCE);
+    let found = contexts_of(shared, peer, &asked.fds);
+    // A device descriptor that we hold hides that the clients have closed theirs.
+    drop(asked.fds);
+    connection.limit(REPLY_SECONDS)?;
+    let (mut moved, mut there) = (0, 0);
+    let done = found.and_then(|contexts| {
+        contexts.iter().try_for_each(|(space, context)| {
+            let moves = match kmod {
+                0 => switch::to_supervisor(shared, space, context, due)?,
+                // Whoever asked may be gone by now: what was begun is brought to its end all the same.
+                _ => switch::to_module(shared, space, context, due, || {
+                    let _ = connection.reply(1, [context.number, 0, 0, 0, 0, 0], &[], &[]);
+                })?,
+            };
+            *(if moves { &mut moved } else { &mut there }) += 1;
+            Ok(())
+        })
+    });
+    match done {
+        Ok(()) => connection.reply(0, [moved, there, 0, 0, 0, 0], &[], &[])?,
+        Err(Failure { hurdle, errno }) => {
+            log::info!("a switch for process {} failed: {hurdle:?}, {errno}", peer.pid);
+            let args = [hurdle as u64, moved, 0, 0, 0, 0];
+            connection.reply(-i64::from(errno as i32), args, &[], &[])?;
+        }
+    }
+    connection.limit(0)
+}
+
+fn whereabouts(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
+    match contexts_of(shared, peer, &asked.fds) {
+        Ok(contexts) => {
+            let on_module =
+                contexts.iter().filter(|(_, c)| matches!(*c.recorder(), Recorder::Module(_))).count();
+            connection.reply(0, [contexts.len() as u64, on_module as u64, 0, 0, 0, 0], &[], &[])
+        }
+        Err(Failure { hurdle, errno }) => {
+            connection.reply(-i64::from(errno as i32), [hurdle as u64, 0, 0, 0, 0, 0], &[], &[])
+        }
+    }
+}
+
+/// The opener hands the real device over. Another process's device would watch the wrong address space.
+fn device(shared: &Shared, connection: &Connection, peer: Peer, asked: Asked) -> nix::Result<()> {
+    let [number, errno, ..] = asked.args;
+    let mut fds = asked.fds.into_iter();
+    let inode = pipe_inode(&fds.next().ok_or(Errno::EPROTO)?)?;
+    let (space, context) = shared.find(|context| context.inode == inode).ok_or(Errno::ENODEV)?;
+    if !is_opener(shared, peer, &space) {
+        return Err(Errno::EPERM);
+    }
+    let opened = match (i32::try_from(errno).unwrap_or(libc::EIO), fds.next()) {
+        (0, Some(device)) => Ok(device),
+        (0, None) => return Err(Errno::EPROTO),
+        (errno, _) => Err(Errno::from_raw(errno)),
+    };
+    // With its connection it has closed its copy of the device. One more reference would outlive the switch
+    // back, and go on counting where nobody rings.
+    connection.limit(REPLY_SECONDS)?;
+    if !matches!(connection.receive(), Ok(None)) {
+        return Err(Errno::EPROTO);
+    }
+    switch::deliver(&context, u32::try_from(number).unwrap_or(0), opened)
 }
 
 /// Where the records of a read by another process go: to its shim, which says whether they reached the

@@ -9,17 +9,21 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, OFlag, SealFlag};
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::memfd::MFdFlags;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
 use ummunotify_engine::{ARENA_BYTES, Engine, Reason, Recorded};
 
+use super::recorder::{Recorder, Watch};
 use super::socket::Door;
+use super::switch::Turn;
 use crate::target::{Device, Mapping};
 
 /// One context.
@@ -40,6 +44,11 @@ pub struct Context {
     door: Option<Door>,
     /// Where the opener still maps the counter after the last descriptor was closed.
     lingering: Mutex<Option<PageRange>>,
+    recorder: Mutex<Recorder>,
+    watch: Mutex<Watch>,
+    turn: Mutex<Turn>,
+    /// The turn has changed.
+    pub(super) turned: Condvar,
 }
 
 impl Context {
@@ -84,6 +93,10 @@ impl Context {
             bell,
             door,
             lingering: Mutex::new(None),
+            recorder: Mutex::new(Recorder::Supervisor),
+            watch: Mutex::default(),
+            turn: Mutex::default(),
+            turned: Condvar::new(),
         };
         Ok((context, device))
     }
@@ -146,6 +159,37 @@ impl Context {
     /// Where other holders ask.
     pub fn door(&self) -> Option<&Door> {
         self.door.as_ref()
+    }
+
+    /// Whether every descriptor of the context is closed: nobody can call anything on it (POLLERR, poll(2)).
+    pub fn is_closed(&self) -> bool {
+        let mut bell = [PollFd::new(self.bell.as_fd(), PollFlags::empty())];
+        let seen = nix::poll::poll(&mut bell, PollTimeout::ZERO);
+        seen.is_ok() && bell[0].any().unwrap_or(false)
+    }
+
+    /// Who records, and the right to call it: held by a clerk for the length of a client's call.
+    pub fn recorder(&self) -> MutexGuard<'_, Recorder> {
+        lock(&self.recorder)
+    }
+
+    /// Which trapped calls are recorded here.
+    pub fn watch(&self) -> MutexGuard<'_, Watch> {
+        lock(&self.watch)
+    }
+
+    /// The state of a switch.
+    pub(super) fn turn(&self) -> MutexGuard<'_, Turn> {
+        lock(&self.turn)
+    }
+
+    /// Waits until the turn has changed, or for that time.
+    pub(super) fn wait_turn<'a>(
+        &'a self,
+        turn: MutexGuard<'a, Turn>,
+        time: Duration,
+    ) -> MutexGuard<'a, Turn> {
+        self.turned.wait_timeout(turn, time).unwrap_or_else(std::sync::PoisonError::into_inner).0
     }
 
     /// Remembers where the counter is still mapped, or that it no longer is.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 use ummunotify_abi::PageRange;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
 use ummunotify_engine::{Reason, Statistics};
@@ -27,17 +27,26 @@ use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
 
 /// What an epoll event is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
+pub enum Source {
+    /// A message.
     Wake,
+    /// A trapped call, or the end of the filter.
     Listener,
+    /// A descendant connects.
     Door,
+    /// Nobody holds the descriptor of that context any more.
     Bell(u64),
+    /// A holder of that context's descriptor connects.
     ContextDoor(u64),
+    /// That process ends.
     Process(u32),
+    /// The kernel module has recorded something for that context.
+    Module(u64),
 }
 
 impl Source {
-    const fn word(self) -> u64 {
+    /// As epoll carries it.
+    pub const fn word(self) -> u64 {
         match self {
             Self::Wake => 0,
             Self::Listener => 1,
@@ -45,6 +54,7 @@ impl Source {
             Self::Bell(n) => 3 | n << 3,
             Self::ContextDoor(n) => 4 | n << 3,
             Self::Process(pid) => 5 | (pid as u64) << 3,
+            Self::Module(n) => 6 | n << 3,
         }
     }
 
@@ -56,6 +66,7 @@ impl Source {
             3 => Self::Bell(word >> 3),
             4 => Self::ContextDoor(word >> 3),
             5 => Self::Process((word >> 3) as u32),
+            6 => Self::Module(word >> 3),
             _ => return None,
         })
     }
@@ -79,7 +90,6 @@ const MAX_CLERKS: usize = 64;
 #[derive(Debug)]
 pub struct MainLoop {
     shared: Arc<Shared>,
-    epoll: Epoll,
     door: Door,
     clerks: Arc<AtomicUsize>,
     contexts: HashMap<u64, (Arc<Space>, Arc<Context>)>,
@@ -100,18 +110,16 @@ pub struct MainLoop {
 impl MainLoop {
     /// Listens at the token's address.
     pub fn new(shared: Arc<Shared>) -> anyhow::Result<Self> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let mut name = [0; MAX_ADDRESS];
         let length = wire::supervisor_address(&mut name, shared.token);
         let door = Door::open(&name[..length])?;
         let add = |fd: std::os::fd::BorrowedFd<'_>, source: Source| {
-            epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source.word()))
+            shared.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, source.word()))
         };
         add(shared.wake.as_fd(), Source::Wake)?;
         add(door.as_fd(), Source::Door)?;
         Ok(Self {
             shared,
-            epoll,
             door,
             clerks: Arc::new(AtomicUsize::new(0)),
             contexts: HashMap::new(),
@@ -149,7 +157,7 @@ impl MainLoop {
     pub fn run(&mut self) -> anyhow::Result<()> {
         let mut events = [EpollEvent::empty(); 32];
         while !self.finished() {
-            let ready = match self.epoll.wait(&mut events, self.timeout()) {
+            let ready = match self.shared.epoll.wait(&mut events, self.timeout()) {
                 Ok(n) => n,
                 Err(nix::Error::EINTR) => 0,
                 Err(e) => return Err(e.into()),
@@ -165,6 +173,11 @@ impl MainLoop {
                     Some(Source::Bell(number)) => self.last_closed(number),
                     Some(Source::ContextDoor(number)) => self.accept(Some(number)),
                     Some(Source::Process(pid)) => self.process_ended(pid),
+                    Some(Source::Module(number)) => {
+                        if let Some((_, context)) = self.contexts.get(&number) {
+                            context.ring();
+                        }
+                    }
                     None => {}
                 }
             }
@@ -208,18 +221,18 @@ impl MainLoop {
     fn watch(&mut self, space: Arc<Space>, context: Arc<Context>) {
         // POLLERR on a pipe's write end: nobody has the read end any more (poll(2)).
         let bell = EpollEvent::new(EpollFlags::EPOLLERR, Source::Bell(context.number).word());
-        if let Err(e) = self.epoll.add(context.bell(), bell) {
+        if let Err(e) = self.shared.epoll.add(context.bell(), bell) {
             log::warning!("context {}: can't be watched for its end: {e}", context.number);
         }
         if let Some(door) = context.door() {
             let asked = EpollEvent::new(EpollFlags::EPOLLIN, Source::ContextDoor(context.number).word());
-            if let Err(e) = self.epoll.add(door.as_fd(), asked) {
+            if let Err(e) = self.shared.epoll.add(door.as_fd(), asked) {
                 log::warning!("context {}: other holders can't be served: {e}", context.number);
             }
         }
         if self.watched_processes.insert(space.pid) {
             let ended = EpollEvent::new(EpollFlags::EPOLLIN, Source::Process(space.pid).word());
-            if let Err(e) = self.epoll.add(space.pidfd(), ended) {
+            if let Err(e) = self.shared.epoll.add(space.pidfd(), ended) {
                 log::warning!("process {}: can't be watched for its end: {e}", space.pid);
             }
         }
@@ -236,7 +249,10 @@ impl MainLoop {
         if self.serving {
             return;
         }
-        match self.epoll.add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, Source::Listener.word()))
+        match self
+            .shared
+            .epoll
+            .add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, Source::Listener.word()))
         {
             Ok(()) => self.serving = true,
             Err(e) => log::warning!("can't serve the filter: {e}"),
@@ -262,7 +278,7 @@ impl MainLoop {
     /// must go on counting.
     fn last_closed(&mut self, number: u64) {
         let Some((space, context)) = self.contexts.get(&number) else { return };
-        let _ = self.epoll.delete(context.bell());
+        let _ = self.shared.epoll.delete(context.bell());
         self.look_for_counter(space, context);
     }
 
@@ -295,7 +311,7 @@ impl MainLoop {
     fn free(&mut self, number: u64) {
         let Some((space, context)) = self.contexts.remove(&number) else { return };
         if let Some(door) = context.door() {
-            let _ = self.epoll.delete(door.as_fd());
+            let _ = self.shared.epoll.delete(door.as_fd());
         }
         if std::env::var(ummunotify_abi::config::ENV_STATS).is_ok_and(|v| v == "1") {
             super::log::print(format_args!(
@@ -321,7 +337,7 @@ impl MainLoop {
         self.watched_processes.remove(&pid);
         for space in self.shared.spaces() {
             if space.pid == pid {
-                let _ = self.epoll.delete(space.pidfd());
+                let _ = self.shared.epoll.delete(space.pidfd());
             }
         }
         self.recheck_lingering();
@@ -350,14 +366,14 @@ impl MainLoop {
                 for space in &job.candidates {
                     space.stuck.store(true, Ordering::Release);
                 }
-                self.give_up(&job.candidates, job.id, Reason::Deadline);
+                self.give_up(&job.candidates, job.id, &job.spared);
             }
         }
     }
 
-    fn give_up(&self, spaces: &[Arc<Space>], id: u64, reason: Reason) {
+    fn give_up(&self, spaces: &[Arc<Space>], id: u64, spared: &[u64]) {
         for space in spaces {
-            space.invalidate_all(reason);
+            space.invalidate_all_but(Reason::Deadline, spared);
         }
         self.proceed(id);
     }
@@ -381,7 +397,7 @@ impl MainLoop {
             }
         } else if events.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
             // The last task under the filter is gone.
-            let _ = self.epoll.delete(listener.as_fd());
+            let _ = self.shared.epoll.delete(listener.as_fd());
             self.hung_up = true;
         }
     }
@@ -429,8 +445,11 @@ impl MainLoop {
 
     /// Lets the call run at once if it can hit nothing; else hands it to a worker.
     fn operation(&mut self, call: &Notification, spaces: Vec<Arc<Space>>, proof: bool, operation: Operation) {
+        // Before anything is decided by it: who is spared now is spared until the call is let go.
+        let mut spared = Vec::new();
+        spaces.iter().for_each(|s| s.spare(call.tid, &mut spared));
         // What the heap may cover before this call; a growing one reaches further only afterwards.
-        let may_hit = spaces.iter().any(|s| may_hit(s, operation.reach_with_heap(s.heap_limit())));
+        let may_hit = spaces.iter().any(|s| may_hit(s, operation.reach_with_heap(s.heap_limit()), &spared));
         if let Operation::Brk { end } = operation {
             spaces.iter().for_each(|s| s.heap_asked(end));
         }
@@ -443,19 +462,19 @@ impl MainLoop {
             && let Some(pieces) = self.known_at_once(call.tid, space, &operation)
         {
             log::debug!("task {}: {operation:?}: {pieces:x?}", call.tid);
-            space.record(&pieces);
+            space.record(&pieces, &spared);
             self.proceed(call.id);
             return;
         }
         if spaces.iter().any(|s| s.stuck.load(Ordering::Acquire)) {
-            self.give_up(&spaces, call.id, Reason::Deadline);
+            self.give_up(&spaces, call.id, &spared);
             return;
         }
-        let job = Arc::new(Job::new(call.id, call.tid, spaces, proof, operation));
+        let job = Arc::new(Job::new(call.id, call.tid, spaces, proof, operation, spared));
         if job.candidates.first().is_some_and(|s| s.submit(Arc::clone(&job))) {
             self.pending.push_back(job);
         } else {
-            self.give_up(&job.candidates, call.id, Reason::Deadline);
+            self.give_up(&job.candidates, call.id, &job.spared);
         }
     }
 
@@ -564,12 +583,14 @@ impl MainLoop {
     }
 }
 
-/// Whether the call may hit a region of the space.
-fn may_hit(space: &Space, reach: Reach) -> bool {
+/// Whether the call may hit a region of the space in a context that isn't spared.
+fn may_hit(space: &Space, reach: Reach, spared: &[u64]) -> bool {
     match reach {
         Reach::Nothing => false,
-        Reach::Ranges(..) => reach.ranges().any(|range| space.any(|c| c.engine.may_hit(range))),
-        Reach::AnyFileMapping | Reach::Everything => space.any(|c| c.engine.regions() > 0),
+        Reach::Ranges(..) => reach.ranges().any(|range| space.may_hit(range, spared)),
+        Reach::AnyFileMapping | Reach::Everything => {
+            space.any(|c| !spared.contains(&c.number) && c.engine.regions() > 0)
+        }
     }
 }
 

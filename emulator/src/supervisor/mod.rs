@@ -8,8 +8,10 @@
 //! of every context is gone; not when the client that started it dies, since descendants still need it: their
 //! trapped calls would answer ENOSYS.
 //!
-//! Lock order: the list of spaces, then a space's list of contexts; no lock is held while waiting for a
-//! target or a peer.
+//! Lock order: the list of spaces, then a space's list of contexts, then a context's watch; none of these is
+//! held while waiting for a target or a peer. A context's recorder lock is held for a client's call or a move to
+//! another backend ([`switch`]), over the arena's lock and the wait for a reader's answer; the main loop never
+//! takes it.
 
 mod clerk;
 mod context;
@@ -17,10 +19,12 @@ mod crowded;
 mod host;
 pub mod log;
 mod main_loop;
+mod recorder;
 mod settle;
 mod shared;
 mod socket;
 mod space;
+mod switch;
 mod task;
 mod worker;
 

@@ -9,6 +9,7 @@ use nix::sys::ptrace;
 use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 
+use super::context::Context;
 use crate::trap::operation::{Decoded, Reach, Syscall};
 use crate::trap::policy::ARCH_X86_64;
 
@@ -60,6 +61,37 @@ pub fn follow(pid: u32, mut left: Vec<u32>) {
     }
 }
 
+/// Waits until each task was seen outside whose call the context's [`Watch`](super::recorder::Watch) let go
+/// unrecorded; false if some weren't when the time is `due`. Its next trapped call shows that as well, so a busy
+/// task needs no look. With the process everything ends that could be inside.
+pub fn settle_loose(context: &Context, due: Instant, has_ended: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    let mut pause = Duration::from_micros(20);
+    let mut stopped = false;
+    loop {
+        let left = context.watch().loose();
+        if left.is_empty() || has_ended() {
+            return true;
+        }
+        let stop_now = !stopped && start.elapsed() > STOP_AFTER;
+        stopped |= stop_now;
+        for tid in left {
+            let seen = look_at(&format!("/proc/{tid}/syscall"));
+            if seen == Seen::Outside || stop_now && seen == Seen::Unclear && stop_apart(tid) {
+                context.watch().seen_outside(tid);
+            }
+        }
+        if Instant::now() >= due {
+            return context.watch().loose().is_empty();
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+}
+
+/// How long a task may compute before [`settle_loose`] stops it for a moment: long, for most make a call before.
+const STOP_AFTER: Duration = Duration::from_millis(100);
+
 /// The threads of a process; `None` if it is gone or not visible.
 fn threads(pid: u32) -> Option<Vec<u32>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
@@ -69,7 +101,11 @@ fn threads(pid: u32) -> Option<Vec<u32>> {
 /// What the thread is doing, by /proc/PID/task/TID/syscall: "running", "-1 …" (asleep outside any call, in a
 /// page fault), or number and arguments of the call that it sleeps in (proc_pid_syscall(5)).
 fn look(pid: u32, tid: u32) -> Seen {
-    let text = match std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) {
+    look_at(&format!("/proc/{pid}/task/{tid}/syscall"))
+}
+
+fn look_at(path: &str) -> Seen {
+    let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         // ENOENT, ESRCH: it has ended.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Seen::Outside,

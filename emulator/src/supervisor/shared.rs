@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::EventFd;
 use ummunotify_abi::PageRange;
 use ummunotify_sys::notify::Listener;
@@ -47,6 +48,8 @@ pub struct Shared {
     pub findings: Receiver<Finding>,
     /// Wakes the main loop.
     pub wake: EventFd,
+    /// What the main loop waits for.
+    pub epoll: Epoll,
 }
 
 impl Shared {
@@ -61,6 +64,7 @@ impl Shared {
             kernel: KernelTraits::probe(),
             spaces: Mutex::new(Vec::new()),
             numbers: AtomicU64::new(1),
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             outbox,
             inbox,
             findings_in,
@@ -112,6 +116,15 @@ impl Shared {
         lock(&self.spaces).iter().find_map(|space| {
             let context = space.contexts().into_iter().find(|c| wanted(c))?;
             Some((Arc::clone(space), context))
+        })
+    }
+
+    /// The known address space of process `pid`, if that still runs in it.
+    pub fn live_space(&self, pid: u32) -> Option<Arc<Space>> {
+        self.spaces().into_iter().find(|space| {
+            let same = space.pid == pid
+                || ummunotify_sys::process::same_address_space(pid, space.pid).unwrap_or(false);
+            same && !space.is_gone() && space.process_alive()
         })
     }
 

@@ -107,18 +107,34 @@ impl Space {
         lock(&self.contexts).iter().any(|c| f(c))
     }
 
+    /// A trapped call of `tid` has come in: adds the contexts to `spared` for which the kernel module records it.
+    pub fn spare(&self, tid: u32, spared: &mut Vec<u64>) {
+        let contexts = lock(&self.contexts);
+        spared.extend(contexts.iter().filter(|c| !c.watch().admits(tid)).map(|c| c.number));
+    }
+
+    /// Whether `range` may hit a region of a context that isn't spared.
+    pub fn may_hit(&self, range: PageRange, spared: &[u64]) -> bool {
+        self.any(|context| !spared.contains(&context.number) && context.engine.may_hit(range))
+    }
+
     /// Records everything as invalid in every context.
     pub fn invalidate_all(&self, reason: Reason) {
-        for context in lock(&self.contexts).iter() {
+        self.invalidate_all_but(reason, &[]);
+    }
+
+    /// The same but for the contexts of these numbers.
+    pub fn invalidate_all_but(&self, reason: Reason, spared: &[u64]) {
+        for context in lock(&self.contexts).iter().filter(|c| !spared.contains(&c.number)) {
             context.invalidate_all(reason);
         }
     }
 
-    /// Records each of `pieces`, in order, in every context.
-    pub fn record(&self, pieces: &[PageRange]) {
+    /// Records each of `pieces`, in order, in every context that isn't spared.
+    pub fn record(&self, pieces: &[PageRange], spared: &[u64]) {
         let contexts = lock(&self.contexts);
         for piece in pieces {
-            for context in contexts.iter() {
+            for context in contexts.iter().filter(|c| !spared.contains(&c.number)) {
                 context.record(*piece);
             }
         }

@@ -35,6 +35,14 @@ pub fn is_zombie(tid: u32) -> bool {
         .is_ok_and(|status| status.lines().any(|line| line.starts_with("State:\tZ")))
 }
 
+/// Whether a process is that user's alone: its real, effective and saved ids all are.
+pub fn belongs_to(pid: u32, uid: u32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
+    let Some(ids) = status.lines().find_map(|line| line.strip_prefix("Uid:")) else { return false };
+    let mut ids = ids.split_whitespace().take(3).peekable();
+    ids.peek().is_some() && ids.all(|id| id.parse() == Ok(uid))
+}
+
 fn status_field(tid: u32, name: &str) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())

@@ -39,6 +39,8 @@ pub struct Job {
     pub proof: bool,
     /// What the call does.
     pub operation: Operation,
+    /// Numbers of the contexts for which the kernel module records it.
+    pub spared: Vec<u64>,
     /// When the call must go on.
     pub due: Instant,
     claimed: AtomicBool,
@@ -46,13 +48,21 @@ pub struct Job {
 
 impl Job {
     /// A job that is due [`DEADLINE`] from now.
-    pub fn new(id: u64, tid: u32, candidates: Vec<Arc<Space>>, proof: bool, operation: Operation) -> Self {
+    pub fn new(
+        id: u64,
+        tid: u32,
+        candidates: Vec<Arc<Space>>,
+        proof: bool,
+        operation: Operation,
+        spared: Vec<u64>,
+    ) -> Self {
         Self {
             id,
             tid,
             candidates,
             proof,
             operation,
+            spared,
             due: Instant::now() + DEADLINE,
             claimed: AtomicBool::new(false),
         }
@@ -92,7 +102,7 @@ pub fn run(
         let effect = match spaces.as_slice() {
             [] => Effect::Pieces(Vec::new()),
             [first, others @ ..] => {
-                let watches = |range| spaces.iter().any(|s| s.any(|c| c.engine.may_hit(range)));
+                let watches = |range| spaces.iter().any(|s| s.may_hit(range, &job.spared));
                 let many = !others.is_empty() || first.many_tasks();
                 let mut target = ProcessTarget::new(job.tid.cast_signed(), many, kernel)
                     .owned_by(first.pid.cast_signed())
@@ -108,8 +118,8 @@ pub fn run(
         log::debug!("task {}: {:?}: {:x?}", job.tid, job.operation, effect);
         for space in &spaces {
             match &effect {
-                Effect::Pieces(pieces) => space.record(pieces),
-                Effect::All(_) => space.invalidate_all(Reason::Unreadable),
+                Effect::Pieces(pieces) => space.record(pieces, &job.spared),
+                Effect::All(_) => space.invalidate_all_but(Reason::Unreadable, &job.spared),
             }
         }
         if let Some(listener) = listener.get()

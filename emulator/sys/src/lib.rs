@@ -1,8 +1,9 @@
 //! The unsafe system layer: what the emulator needs of the kernel and `nix` doesn't offer.
 //!
-//! Each item says which kernel brought it and where that is documented. Nothing here knows of regions.
+//! Each item says which kernel brought it and where that is documented.
 #![deny(missing_docs)]
 
+pub mod device;
 pub mod futex;
 pub mod notify;
 pub mod process;

@@ -14,6 +14,15 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// The process that a pidfd stands for, as this process's /proc numbers it; `None` if the descriptor is something
+/// else, and if the process is gone or not visible here (proc_pid_fdinfo(5)).
+pub fn pidfd_process(fd: &OwnedFd) -> Option<u32> {
+    use std::os::fd::AsRawFd;
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
+    let pid: i64 = text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()?;
+    u32::try_from(pid).ok().filter(|&pid| pid != 0)
+}
+
 /// Whether the process behind a pidfd still has a task that runs. A zombie has none: its pidfd is readable
 /// (pidfd_open(2)), while a signal 0 finds it until somebody reaps it.
 pub fn pidfd_alive(fd: &OwnedFd) -> bool {

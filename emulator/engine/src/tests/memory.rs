@@ -60,6 +60,11 @@ impl Memory {
         unsafe { self.base.add(ARENA_BYTES) }.cast()
     }
 
+    /// The counter, for somebody who counts without the engine.
+    pub(crate) fn counter_word(&self) -> &AtomicU64 {
+        self.word(ARENA_BYTES)
+    }
+
     pub(crate) fn try_create(&self) -> Result<Engine, BadArena> {
         // SAFETY: the mapping outlives the tests' engines, and is touched through atomics.
         unsafe { Engine::create(self.base, ARENA_BYTES, self.counter()) }

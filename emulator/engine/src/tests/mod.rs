@@ -1,6 +1,7 @@
 //! Tests of the engine.
 
 mod death;
+mod elsewhere;
 pub(crate) mod hook;
 mod hostile;
 mod memory;

@@ -1,0 +1,85 @@
+#!/bin/sh
+# switch.sh BINARY EXAMPLES BUILD SWITCHES: in the guest, contexts that move between emulator and module under load.
+# A line a part; exit code 1 if one failed.
+set -u
+binary=$1 examples=$2 build=$3 switches=$4
+bad=0
+
+part() {
+	name=$1
+	shift
+	if "$@" >/tmp/part 2>&1; then
+		echo "ok $name: $(tail -n 2 /tmp/part | head -n 1)"
+	else
+		echo "FAIL $name"
+		cat /tmp/part
+		bad=1
+	fi
+}
+
+emulated() { "$binary" run --backend emulated -- "$@"; }
+
+# Every supervisor, and with it the last reference to the module, ends with its last client.
+nothing_left() {
+	for _ in $(seq 100); do
+		[ "$(cat /sys/module/ummunotify/refcnt)" = 0 ] && [ -z "$(supervisors)" ] && return
+		sleep 0.1
+	done
+	echo "module references: $(cat /sys/module/ummunotify/refcnt), supervisors: $(supervisors)"
+	return 1
+}
+
+supervisors() {
+	for process in /proc/[0-9]*; do
+		[ "$(cat "$process/comm" 2>/dev/null)" != ummunotify-sup ] || echo "${process#/proc/}"
+	done
+}
+
+# start WHAT: `switching WHAT` in the background, as $client; its input is descriptor 4.
+start() {
+	rm -f /tmp/input /tmp/output
+	mkfifo /tmp/input
+	"$binary" run --backend emulated -- "$build/switching" "$1" </tmp/input >/tmp/output &
+	client=$!
+	exec 4>/tmp/input
+	while ! grep -q process /tmp/output; do sleep 0.1; done
+}
+
+# The program is killed in the middle of moves, wherever it is then.
+killed() {
+	for pause in 0.3 0.4 0.5; do
+		start load
+		"$binary" switch $client kmod || return 1
+		"$binary" switch $client emulated --times 1000 2>/tmp/moves &
+		mover=$!
+		sleep $pause
+		kill -9 $client
+		! wait $mover || return 1
+		cat /tmp/moves
+		nothing_left || return 1
+	done
+	echo '3 times, and nothing left'
+	echo
+}
+
+# The supervisor is killed while its client is on the module.
+orphan() {
+	start orphan
+	"$binary" switch $client kmod || return 1
+	kill -9 $(supervisors)
+	while [ -n "$(supervisors)" ]; do sleep 0.1; done
+	echo >&4
+	wait $client || { cat /tmp/output; return 1; }
+	echo 'everything was reported once'
+	echo
+}
+
+part load emulated "$build/switching" load "$binary" switch PID kmod --times "$switches"
+part waiters emulated "$build/switching" waiters "$binary" switch PID kmod --times $((switches / 5))
+part 'load, ended on the module' emulated "$build/switching" load "$binary" switch PID kmod --times 21
+part 'API' emulated "$examples/switch_itself" $((switches / 10))
+part 'API, direct' "$binary" run --backend kmod -- "$examples/switch_itself" direct
+part orphan orphan
+part killed killed
+part 'nothing left' nothing_left
+exit $bad
