@@ -351,6 +351,12 @@ static enum verdict cell(void)
 	return REFUSED;
 }
 
+static void expect_everywhere(struct row *row, struct expect expect)
+{
+	for (int i = 0; i < KERNELS; i++)
+		row->expect[i] = expect;
+}
+
 /* Where the general rule has an exception. */
 static void refine(struct row *row)
 {
@@ -361,18 +367,17 @@ static void refine(struct row *row)
 		row->class = COVERED;
 		row->derived = 1;
 	}
-	/* Never touched: without a page table the old kernels say nothing, and who asks from outside can't know. */
+	/* Without any page table for its GiB the kernel says nothing, and who asks from outside can't know. */
 	if (traits & UNTOUCHED && strcmp(row->key, "mprotect") == 0) {
 		row->key = "mprotect-wide";
 		row->class = COVERED;
-		row->expect[LIKE_5_10] = row->expect[LIKE_6_1] = (struct expect)NOTHING;
+		expect_everywhere(row, (struct expect)NOTHING);
 	}
 	/* Locking makes the copies that a write would. */
 	if (traits & READ && operation->act == op_mlock) {
 		row->key = "cow";
 		row->class = BEYOND;
-		for (int i = 0; i < KERNELS; i++)
-			row->expect[i] = (struct expect)EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4));
+		expect_everywhere(row, (struct expect)EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4)));
 	}
 	if (operation->act != op_fork)
 		return;
@@ -380,10 +385,8 @@ static void refine(struct row *row)
 		row->key = "fork-spared";
 		row->class = EXACT;
 	}
-	if (traits & (SHARED | UNTOUCHED | READ)) {
-		for (int i = 0; i < KERNELS; i++)
-			row->expect[i] = (struct expect)NOTHING;
-	}
+	if (traits & (SHARED | UNTOUCHED | READ))
+		expect_everywhere(row, (struct expect)NOTHING);
 	/* The whole mapping, which is larger. */
 	if (traits & INSIDE)
 		row->derived = 1;
