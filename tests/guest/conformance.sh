@@ -123,12 +123,15 @@ for kernel in ${KERNELS:-6.1}; do
 	# Memory: mlockall populates all that the emulator has mapped.
 	KERNEL=$kernel GUEST_MEM=2G GUEST_DISK=1 GUEST_NUMA=1 GUEST_MODULES=overlay GUEST_APPEND="syscall.x32=y ${GUEST_APPEND:-}" \
 		GUEST_TIMEOUT=${GUEST_TIMEOUT:-1800} "$run" \
-		"'$here/in_guest.sh' '$stage' '${DIFFERENTIAL_STEPS:-5000}' '$seed' '$layers' $parts" >"$results/guest" || rc=$?
+		"'$here/in_guest.sh' '$stage' '${DIFFERENTIAL_STEPS:-5000}' '$seed' '$layers' $parts" \
+		>"$results/guest" 2>"$results/guest-errors" || rc=$?
+	cat "$results/guest-errors" >&2
+	said=$(sed -nE 's/^guest: (SKIPPED|error): //p' "$results/guest-errors" | tail -n 1)
 	rm -rf "${kept:?}/$kernel"
 	cp -r "$results" "$kept/$kernel"
 	results=$kept/$kernel
 	if [ $rc -eq 77 ]; then
-		echo "SKIPPED conformance on $kernel: no guest can be had here (the reason stands above)"
+		echo "SKIPPED conformance on $kernel: ${said:-no guest can be had here, and nothing was said}"
 		skipped=$((skipped + 1))
 		continue
 	fi
@@ -136,7 +139,7 @@ for kernel in ${KERNELS:-6.1}; do
 		case $rc in
 		70) why="the guest died, or took longer than ${GUEST_TIMEOUT:-1800} s" ;;
 		71) why="the kernel's log holds a warning" ;;
-		*) why="no guest could be run, or its script failed ($rc)" ;;
+		*) why="no guest could be run, or its script failed ($rc)${said:+: $said}" ;;
 		esac
 		echo "kernel $kernel: $why; what it said last (all: $results/guest):"
 		tail -n 5 "$results/guest" | sed 's/^/    /'

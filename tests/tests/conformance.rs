@@ -52,8 +52,18 @@ fn conformance_hides_how_it_ended() {
     let kept = stage.work().join("target/conformance/6.1/differential-notify");
     assert!(kept.exists(), "CARGO_TARGET_DIR isn't heeded: no {}", kept.display());
 
-    let skipped = conformance(&stage, "exit 77", "notify");
-    assert_says(&skipped, 77, "conformance: 0 passed, 0 failed, 1 skipped", "SKIPPED conformance on 6.1");
+    let skipped = conformance(&stage, "echo 'guest: SKIPPED: no apt-get' >&2; exit 77", "notify");
+    let last = "conformance: 0 passed, 0 failed, 1 skipped";
+    assert_says(&skipped, 77, last, "SKIPPED conformance on 6.1: no apt-get\n");
+
+    let unfit = conformance(&stage, "echo 'guest: error: no such suite' >&2; exit 1", "notify");
+    let last = "conformance: 0 passed, 2 failed, 0 skipped";
+    assert_says(
+        &unfit,
+        1,
+        last,
+        "not as it must be: 6.1: no guest could be run, or its script failed (1): no such suite,",
+    );
 
     let fails = conformance(&stage, &left(9), "notify");
     let last = "conformance: 0 passed, 1 failed, 0 skipped";
