@@ -113,7 +113,7 @@ struct measure {
 
 static const struct expect nothing_expected;
 
-/* What the kernel does by itself the module sees, and so does whoever looks for the row's own event. */
+/* Whether the emulated device is to report rows that are seen so. */
 static int is_seen(enum sight sight)
 {
 	return sight <= SEEN_COVERED;
