@@ -33,7 +33,7 @@ help:
 	@echo 'make lint       formatting and clippy'
 	@echo 'make bench      what interception costs here, as ratios to native'
 	@echo 'make race       the address-reuse race, $(RACE_ROUNDS) rounds'
-	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12")'
+	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
 	@echo 'make switch        in a guest, $(SWITCHES) moves of a busy program between emulator and module'
 	@echo 'make install-deps   what the above need from Debian (as root; else prints the command)'
@@ -118,7 +118,7 @@ test: rust install-deps
 	    stage 'the kernel module in a guest'; \
 	    $(MAKE) -C kmod-compat guest-test 2>&1 | tee $(TARGET)/guest.log || failed+=' guest'; \
 	    stage 'the module as judge of the emulator'; \
-	    { tests/guest/conformance.sh walk differential switch || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
+	    { tests/guest/conformance.sh walk rules differential switch || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
 	    grep -oh 'SKIPPED.*' $(TARGET)/guest.log >> $(SKIPS) || true; \
 	    counts+=$$(sed -nE 's/^(conformance: )?([0-9]+) passed, ([0-9]+) failed, [0-9]+ skipped$$/ \2 \3/p' \
 	        $(TARGET)/guest.log | tr -d '\n'); \

@@ -1,13 +1,49 @@
 //! What each layer sees and misses: the one table that `doctor` prints, that the README repeats and that the
-//! conformance tests check.
+//! conformance tests check, both ways: what is called seen must be seen, and what isn't must not be.
 //!
 //! Only coverage stands here. How many invalidations an operation makes, over which ranges, is written in the
-//! tests, which take it from recordings of real kernels and never from this table.
+//! tests, which take it from recordings of real kernels and never from this table. Each row of the tests names
+//! its row here by its key; they read the table from `ummunotify doctor --coverage`.
 
 use core::fmt;
 
-/// How faithfully a layer reports an operation.
+/// A layer that traps memory operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Layer {
+    /// A seccomp filter and a supervisor.
+    Notify,
+}
+
+impl Layer {
+    /// Those that this version has.
+    pub const ALL: &[Self] = &[Self::Notify];
+
+    /// The word that stands for it in `--trap`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Notify => "notify",
+        }
+    }
+
+    /// Reads a set of layers, names separated by commas.
+    ///
+    /// # Errors
+    /// A sentence that names the first word that is none, and those that are.
+    pub fn set(words: &str) -> Result<Vec<Self>, String> {
+        words
+            .split(',')
+            .map(|word| {
+                Self::ALL.iter().copied().find(|layer| layer.name() == word).ok_or_else(|| {
+                    let names: Vec<_> = Self::ALL.iter().map(|layer| layer.name()).collect();
+                    format!("this version has the layer {}; not `{word}`", names.join(", "))
+                })
+            })
+            .collect()
+    }
+}
+
+/// How faithfully a layer reports an operation; the better comes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Sight {
     /// As the kernel module: the same number of invalidations over the same ranges.
     Exact,
@@ -23,6 +59,16 @@ impl Sight {
     /// True if the layer reports the operation.
     pub const fn is_seen(self) -> bool {
         matches!(self, Self::Exact | Self::Covered)
+    }
+
+    /// The word that stands for it in the output for scripts.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Covered => "covered",
+            Self::Unseen => "unseen",
+            Self::Beyond => "beyond",
+        }
     }
 }
 
@@ -48,6 +94,20 @@ pub struct Row {
     pub notify: Sight,
     /// Why it isn't exact, or what the gap means; empty for exact rows.
     pub note: &'static str,
+}
+
+impl Row {
+    /// How faithfully that layer reports it.
+    pub const fn by(&self, layer: Layer) -> Sight {
+        match layer {
+            Layer::Notify => self.notify,
+        }
+    }
+
+    /// How faithfully these layers together report it: as the best of them.
+    pub fn by_all(&self, layers: &[Layer]) -> Sight {
+        layers.iter().map(|layer| self.by(*layer)).min().unwrap_or(Sight::Unseen)
+    }
 }
 
 /// Something that isn't an operation and that the emulator doesn't reach.
@@ -82,7 +142,12 @@ pub const ROWS: &[Row] = &[
     exact("munmap", "munmap"),
     exact("map-fixed", "mmap MAP_FIXED over mappings"),
     exact("mremap", "mremap that moves, shrinks or leaves the old range (DONTUNMAP)"),
-    covered("mremap-grow", "mremap MAYMOVE that grows", "whether it moves is known only afterwards"),
+    exact("mremap-grow", "mremap MAYMOVE that grows, by the only task of its memory"),
+    covered(
+        "crowd",
+        "mremap that grows and other calls next to holes, while several tasks share the memory",
+        "another task may map something between the look and the act",
+    ),
     exact("mprotect", "mprotect and pkey_mprotect of touched pages within 1 GiB"),
     covered(
         "mprotect-wide",
@@ -92,11 +157,21 @@ pub const ROWS: &[Row] = &[
     exact("madvise-drop", "madvise DONTNEED, DONTNEED_LOCKED, FREE, also by process_madvise on oneself"),
     exact("remove", "madvise REMOVE and fallocate PUNCH_HOLE on tmpfs"),
     covered(
+        "remove-disk",
+        "madvise REMOVE and fallocate PUNCH_HOLE on disk file systems",
+        "they may write dirty pages back first",
+    ),
+    covered(
         "fallocate",
         "fallocate in any other mode but plain allocation",
         "reported as a hole or a truncation",
     ),
     exact("truncate", "ftruncate, truncate and O_TRUNC that shrink a mapped file"),
+    covered(
+        "path",
+        "truncate and O_TRUNC by a path that means something else outside (/proc/self)",
+        "counts as each file mapping",
+    ),
     covered("guard", "madvise GUARD_INSTALL", "which pages were touched can't be read in time"),
     covered("pageout", "madvise PAGEOUT, COLLAPSE", "the kernel reports page by page"),
     covered("pagemap-scan", "PAGEMAP_SCAN with write protection", "reported whole"),
@@ -105,6 +180,16 @@ pub const ROWS: &[Row] = &[
     exact("shm", "shmdt, and shmat SHM_REMAP over a mapping"),
     covered("remap-file-pages", "remap_file_pages", "an obsolete call, reported whole"),
     covered("fork", "fork and clone without CLONE_VM", "which private pages were ever written can't be read"),
+    exact("fork-spared", "fork over MADV_DONTFORK and MAP_SHARED memory: not reported"),
+    exact(
+        "nothing",
+        "calls that take nothing away, faults included, and what a forked child does: not reported",
+    ),
+    covered(
+        "refused",
+        "calls that the kernel refuses where that can't be foreseen",
+        "reported as if they had acted, for some have",
+    ),
     covered(
         "foreign-entry",
         "32-bit entry (int 0x80)",
@@ -207,6 +292,18 @@ mod tests {
             assert_eq!(row(r.key).map(|x| x.operation), Some(r.operation));
         }
         assert!(GAPS.iter().all(|g| !g.note.is_empty()));
+    }
+
+    #[test]
+    fn layers_are_read_by_name_and_see_what_their_best_sees() {
+        assert_eq!(Layer::set("notify"), Ok(vec![Layer::Notify]));
+        for layers in ["", "magic", "notify,magic", "notify,"] {
+            assert!(Layer::set(layers).is_err_and(|e| e.contains("has the layer notify")), "{layers}");
+        }
+        let row = row("munmap").expect("it is in the table");
+        assert_eq!(row.by_all(&[Layer::Notify]), Sight::Exact);
+        assert_eq!(row.by_all(&[]), Sight::Unseen);
+        assert!(Sight::Exact < Sight::Covered && Sight::Covered < Sight::Unseen);
     }
 
     #[test]

@@ -11,7 +11,7 @@
 #   GUEST_MEM, GUEST_SMP          memory (1G) and processors (2)
 #   GUEST_MODULES   further kernel modules to load, with what they depend on
 #   GUEST_LOAD=0    doesn't load ummunotify (the command may: $UMN_MODULES is the folder of the .ko files)
-#   GUEST_NUMA=1    two memory nodes
+#   GUEST_NUMA=1    two memory nodes, of half the memory each
 #   GUEST_DISK=1    an empty ext4 file system on /tmp/disk, on a virtual disk
 #   GUEST_ICOUNT=1  one processor that executes one instruction a nanosecond: CLOCK_MONOTONIC counts them
 #   GUEST_APPEND    more for the kernel's command line
@@ -74,7 +74,9 @@ else
 	qemu+=(-smp "${GUEST_SMP:-2},sockets=${GUEST_SMP:-2},cores=1,threads=1")
 fi
 if [ "${GUEST_NUMA:-0}" = 1 ]; then
-	qemu+=(-object memory-backend-ram,id=m0,size=512M -object memory-backend-ram,id=m1,size=512M
+	half=$(numfmt --from=iec "${GUEST_MEM:-1G}")
+	half=$((half / 2))
+	qemu+=(-object "memory-backend-ram,id=m0,size=$half" -object "memory-backend-ram,id=m1,size=$half"
 		-numa node,cpus=0,memdev=m0 -numa node,cpus=1,memdev=m1)
 fi
 if [ "${GUEST_DISK:-0}" = 1 ]; then

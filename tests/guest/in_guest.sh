@@ -1,44 +1,79 @@
 #!/bin/sh
-# in_guest.sh BINARY BUILD RESULTS STEPS SEED SWITCHES PART...: the guest's half of conformance.sh. Leaves in RESULTS what
-# each program printed, and its exit code; judges nothing.
+# in_guest.sh STAGE STEPS SEED LAYERS SWITCHES PART...: the guest's half of conformance.sh. STAGE is a folder of the host's with
+# the programs; LAYERS are sets of layers, separated by spaces. Leaves in STAGE/results what each program printed, and
+# its exit code; judges nothing.
 set -u
-top=$PWD binary=$1 build=$PWD/$2 results=$PWD/$3 steps=$4 seed=$5 switches=$6
-shift 6
-case $binary in /*) ;; *) binary=$top/$binary ;; esac
+stage=$1 steps=$2 seed=$3 layers=$4 switches=$5
+shift 5
+# Programs are 3 to 15 times slower here than on the host, by what else it does.
+patience=10
 
 # record NAME COMMAND...
 record() {
-	name=$1
+	output=$1
 	shift
 	started=$(date +%s)
-	"$@" >"/tmp/$name" 2>&1
-	echo $? >"$results/$name.code"
-	cp "/tmp/$name" "$results/$name"
-	echo "$name: $(($(date +%s) - started)) s, exit code $(cat "$results/$name.code")"
+	"$@" >"/tmp/$output" 2>&1
+	echo $? >"$stage/results/$output.code"
+	cp "/tmp/$output" "$stage/results/$output"
+	echo "$output: $(($(date +%s) - started)) s, exit code $(cat "$stage/results/$output.code")"
 }
 
-cp "$binary" /tmp/ummunotify
-cp "$build/walk" "$build/walk-plugin.so" /tmp/disk
-echo 8 >/proc/sys/vm/nr_hugepages
-export LD_LIBRARY_PATH=/tmp/disk
-cd /tmp/disk || exit 70
-emulated() { /tmp/ummunotify run --backend emulated -- "$@"; }
+# on LAYERS COMMAND...: on the emulated device.
+on() {
+	set_of_layers=$1
+	shift
+	/tmp/ummunotify run --backend emulated --trap "$set_of_layers" -- "$@"
+}
+
+# walk FOLDER NAME ARGUMENTS...: the walk by each backend in that folder, as walk-NAME.
+walk() {
+	folder=$1 name=$2
+	shift 2
+	cd "$folder" || exit 70
+	record "$name-module" /tmp/disk/walk --module --records "$@"
+	for set in $layers; do
+		record "$name-$set" on "$set" /tmp/disk/walk --coverage "/tmp/coverage-$set" --records "$@"
+	done
+}
+
+cp "$stage/ummunotify" /tmp/ummunotify
+for set in $layers; do
+	/tmp/ummunotify doctor --coverage --trap "$set" >"/tmp/coverage-$set" || exit 70
+done
+# For the walk: huge pages, swap space, a disk file system and one that is stacked on it.
+if [ -e "$stage/walk" ]; then
+	cp "$stage/walk" "$stage/walk-plugin.so" /tmp/disk
+	export LD_LIBRARY_PATH=/tmp/disk
+	echo 16 >/proc/sys/vm/nr_hugepages
+	dd if=/dev/zero of=/tmp/disk/swap bs=1M count=16 2>/dev/null
+	chmod 600 /tmp/disk/swap
+	busybox mkswap /tmp/disk/swap >/dev/null && busybox swapon /tmp/disk/swap || exit 70
+	mkdir /tmp/disk/files /tmp/disk/lower /tmp/disk/upper /tmp/disk/work /tmp/disk/stacked
+	mount -t overlay -o lowerdir=/tmp/disk/lower,upperdir=/tmp/disk/upper,workdir=/tmp/disk/work overlay /tmp/disk/stacked ||
+		exit 70
+fi
 for part in "$@"; do
 	case $part in
 	walk)
-		record walk-module ./walk --module --records
-		record walk-emulated emulated ./walk --records
+		walk /tmp/disk/files walk
+		walk /tmp/disk/stacked stacked --table disk
 		;;
-	interface)
-		record interface-module "$build/interface"
-		record interface-emulated emulated "$build/interface"
+	interface | rules)
+		names=
+		[ $part = interface ] || names=rule_
+		record $part-module "$stage/interface" --patience $patience $names
+		for set in $layers; do
+			record "$part-$set" on "$set" "$stage/interface" --emulated --patience $patience $names
+		done
 		;;
 	differential)
-		record differential emulated "$build/differential" "$steps" "$seed"
+		for set in $layers; do
+			record "differential-$set" on "$set" "$stage/differential" "$steps" "$seed"
+		done
 		;;
 	switch)
-		cp "$(dirname "$binary")/examples/switch_itself" /tmp
-		record switch "$top/tests/guest/switch.sh" /tmp/ummunotify /tmp "$build" "$switches"
+		record switch "$(dirname "$0")/switch.sh" /tmp/ummunotify "$stage" "$stage" "$switches"
 		;;
 	esac
 done

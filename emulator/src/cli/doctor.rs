@@ -4,19 +4,25 @@ use std::fmt;
 use std::io::{self, Write};
 
 use ummunotify::backend::{Backend as _, Kmod};
-use ummunotify::coverage::{GAPS, ROWS, Sight};
+use ummunotify::coverage::{GAPS, Layer, ROWS, Sight};
 use ummunotify::shimfile::{self, Origin};
 
-use super::Failure;
 use super::probe::host::{self, Uffd};
 use super::probe::{Answer, notify};
 use super::run::own_path;
+use super::{DoctorArguments, EXIT_USAGE, Failure};
 
 /// Column at which the answers begin.
 const ANSWERS: usize = 58;
 
 /// Prints the report; 0 if `ummunotify run` works here, else 1.
-pub(super) fn main() -> Result<i32, Failure> {
+pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
+    if options.coverage {
+        let layers = options.trap.as_deref().map_or_else(|| Ok(Layer::ALL.to_vec()), Layer::set);
+        let layers = layers.map_err(|e| Failure::new(EXIT_USAGE, format!("--trap: {e}")))?;
+        coverage(&layers, &mut io::stdout().lock())?;
+        return Ok(0);
+    }
     let mut report = Report { out: io::stdout().lock(), missing: Vec::new() };
     report.line(
         "Each line was tried just now, in a process of its own; `since` is the kernel that brought it.\n",
@@ -28,6 +34,12 @@ pub(super) fn main() -> Result<i32, Failure> {
     report.other_layers()?;
     report.losses()?;
     Ok(report.verdict(module)?)
+}
+
+/// A line for each row of the table, as these layers together see it.
+fn coverage(layers: &[Layer], out: &mut impl Write) -> io::Result<()> {
+    ROWS.iter()
+        .try_for_each(|row| writeln!(out, "{}\t{}\t{}", row.key, row.by_all(layers).word(), row.operation))
 }
 
 /// What is printed, and what it comes to.
@@ -196,6 +208,16 @@ mod tests {
         let mut bad = report(vec!["listener"]);
         assert_eq!(bad.verdict(false).unwrap(), 1);
         assert!(String::from_utf8(bad.out).unwrap().contains("Missing: listener"));
+    }
+
+    #[test]
+    fn scripts_get_every_row() {
+        let mut out = Vec::new();
+        coverage(&[Layer::Notify], &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text.lines().count(), ROWS.len());
+        assert!(text.contains("munmap\texact\tmunmap\n"), "{text}");
+        assert!(text.lines().all(|line| line.split('\t').count() == 3), "{text}");
     }
 
     #[test]

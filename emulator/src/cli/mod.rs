@@ -47,7 +47,7 @@ enum Command {
     /// Show the stale-registration accident, first without and then with the device
     Demo(DemoArguments),
     /// Try what this host allows, layer by layer, and say what is lost
-    Doctor,
+    Doctor(DoctorArguments),
     /// Move a running program's contexts to the kernel module, or back to the emulator
     Switch(SwitchArguments),
 }
@@ -120,6 +120,17 @@ struct DemoArguments {
     inside: bool,
 }
 
+/// Options of `doctor`.
+#[derive(Args, Debug)]
+struct DoctorArguments {
+    /// Only print what is seen, for scripts: key, exact|covered|unseen|beyond and operation, separated by tabs
+    #[arg(long)]
+    coverage: bool,
+    /// With --coverage: the layers that trap, separated by commas [default: all]
+    #[arg(long, value_name = "LAYERS", requires = "coverage")]
+    trap: Option<String>,
+}
+
 /// How much is logged.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum LogLevel {
@@ -159,7 +170,7 @@ pub(crate) fn main() -> i32 {
     let answer = match arguments.command {
         Command::Run(options) => run::main(&options),
         Command::Demo(options) => demo::main(&options),
-        Command::Doctor => doctor::main(),
+        Command::Doctor(options) => doctor::main(&options),
         Command::Switch(options) => switch::main(&options),
     };
     answer.unwrap_or_else(|failure| {

@@ -221,6 +221,7 @@ static int usage(const char *program)
             "Runs the tests whose names begin with one of NAME, or all.\n"
             "--emulated      also those that hold for an emulated device alone\n"
             "--without NAME  but those\n"
+            "--patience N    on a machine that is N times slower than usual: so much longer are the limits\n"
             "--here          in this very process, one after the other, for a debugger\n"
             "--list          only print the names\n",
             program);
@@ -242,6 +243,8 @@ int main(int argc, char **argv)
             list = true;
         else if (strcmp(argv[first], "--without") == 0 && first + 1 < argc)
             without = argv[++first];
+        else if (strcmp(argv[first], "--patience") == 0 && first + 1 < argc && atof(argv[first + 1]) >= 1)
+            setenv(PATIENCE, argv[++first], 1);
         else
             return usage(argv[0]);
     }

@@ -22,6 +22,8 @@
 
 #define PAGE 4096ul
 #define DEVICE "/dev/ummunotify"
+/* The variable that hands --patience down to the programs that a test executes. */
+#define PATIENCE "TEST_PATIENCE"
 
 struct test {
     const char *name;
@@ -118,7 +120,9 @@ bool asleep(const char *what, pid_t tid);
 bool ends(const char *what, struct task *task);  /* the thread ends within ten seconds */
 bool ended_well(const char *what, pid_t child);  /* the process exits with 0 within ten seconds */
 void nap(unsigned milliseconds);
-double now(void); /* seconds, monotonic */
+double clock_now(void); /* seconds, monotonic */
+/* For limits: the same, but on a machine that is N times slower (--patience N) these seconds are N times as long. */
+double now(void);
 /* A pair of pipes by which a test and its child take turns. */
 struct turns {
     int to_child[2], to_parent[2];

@@ -245,11 +245,19 @@ void nap(unsigned milliseconds)
     nanosleep(&t, NULL);
 }
 
-double now(void)
+double clock_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+double now(void)
+{
+    static double patience;
+    if (patience == 0)
+        patience = getenv(PATIENCE) ? atof(getenv(PATIENCE)) : 1;
+    return clock_now() / patience;
 }
 
 void turns_init(struct turns *turns)

@@ -95,6 +95,11 @@ void watch_cells(int memory, long pages, long cell)
 	watch_base(memory, (uint64_t)at(memory, 0), pages, cell);
 }
 
+void watch_cells_at(int memory, void *base, long pages, long cell)
+{
+	watch_base(memory, (uint64_t)base, pages, cell);
+}
+
 void watch_at(int memory, void *base, long pages)
 {
 	watch_base(memory, (uint64_t)base, pages, 1);

@@ -204,16 +204,6 @@ static enum verdict remove_anonymous(void)
 	return RAN;
 }
 
-static enum verdict soft_offline(void)
-{
-	char *a = written(0, 0, 4);
-
-	if (!judging)
-		return skip("it would take a page of memory from this machine for good");
-	watch(0, 4);
-	return advise(a, 1, 101, "MADV_SOFT_OFFLINE");
-}
-
 static enum verdict collapse(void)
 {
 	char *a = written(0, 0, HUGE_PAGES);
@@ -401,28 +391,28 @@ static enum verdict name_memory(void)
 	return RAN;
 }
 
-#define ZERO(title, function) { .name = title, .class = EXACT, .run = function, .expect = EVERYWHERE(NOTHING) }
+#define ZERO(title, function) { .name = title, .key = "nothing", .class = EXACT, .run = function, .expect = EVERYWHERE(NOTHING) }
 
 static const struct row rows[] = {
-	{ .name = "MADV_DONTNEED populated", .class = EXACT, .run = dontneed, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "MADV_DONTNEED again (empty)", .class = EXACT, .run = dontneed_again, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "MADV_DONTNEED never touched", .class = EXACT, .run = dontneed_untouched, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "MADV_DONTNEED 1p in the middle", .class = EXACT, .run = dontneed_middle, .expect = EVERYWHERE(EVENTS(1, A(1, 2))), .derived = 1 },
-	{ .name = "MADV_DONTNEED over 3 VMAs", .class = EXACT, .run = dontneed_three,
+	{ .name = "MADV_DONTNEED populated", .key = "madvise-drop", .class = EXACT, .run = dontneed, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "MADV_DONTNEED again (empty)", .key = "madvise-drop", .class = EXACT, .run = dontneed_again, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "MADV_DONTNEED never touched", .key = "madvise-drop", .class = EXACT, .run = dontneed_untouched, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "MADV_DONTNEED 1p in the middle", .key = "madvise-drop", .class = EXACT, .run = dontneed_middle, .expect = EVERYWHERE(EVENTS(1, A(1, 2))), .derived = 1 },
+	{ .name = "MADV_DONTNEED over 3 VMAs", .key = "madvise-drop", .class = EXACT, .run = dontneed_three,
 	  .expect = EVERYWHERE(EVENTS(3, A(0, 2), A(2, 4), A(4, 6))) },
-	{ .name = "MADV_DONTNEED over VMA, hole, VMA (ENOMEM, acted)", .class = EXACT, .run = dontneed_over_hole,
+	{ .name = "MADV_DONTNEED over VMA, hole, VMA (ENOMEM, acted)", .key = "madvise-drop", .class = EXACT, .run = dontneed_over_hole,
 	  .expect = EVERYWHERE(EVENTS(2, A(0, 2), A(3, 6))) },
-	{ .name = "MADV_DONTNEED over VMA, locked VMA (EINVAL, acted)", .class = EXACT, .run = dontneed_into_locked,
+	{ .name = "MADV_DONTNEED over VMA, locked VMA (EINVAL, acted)", .key = "madvise-drop", .class = EXACT, .run = dontneed_into_locked,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 2))) },
-	{ .name = "MADV_DONTNEED unaligned (EINVAL)", .class = EXACT, .run = dontneed_unaligned, .expect = EVERYWHERE(NOTHING), .derived = 1 },
-	{ .name = "MADV_DONTNEED of length 0", .class = EXACT, .run = dontneed_empty, .expect = EVERYWHERE(NOTHING), .derived = 1 },
-	{ .name = "madvise with unknown advice (EINVAL)", .class = EXACT, .run = unknown_advice, .expect = EVERYWHERE(NOTHING), .derived = 1 },
-	{ .name = "MADV_DONTNEED_LOCKED populated", .class = EXACT, .run = dontneed_locked,
+	{ .name = "MADV_DONTNEED unaligned (EINVAL)", .key = "madvise-drop", .class = EXACT, .run = dontneed_unaligned, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "MADV_DONTNEED of length 0", .key = "madvise-drop", .class = EXACT, .run = dontneed_empty, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "madvise with unknown advice (EINVAL)", .key = "nothing", .class = EXACT, .run = unknown_advice, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "MADV_DONTNEED_LOCKED populated", .key = "madvise-drop", .class = EXACT, .run = dontneed_locked,
 	  .expect = BY_KERNEL(NOTHING, EVENTS(1, A(0, 4)), EVENTS(1, A(0, 4)), EVENTS(1, A(0, 4))) },
-	{ .name = "MADV_DONTNEED_LOCKED on locked memory", .class = EXACT, .run = dontneed_locked_on_locked, .derived = 1,
+	{ .name = "MADV_DONTNEED_LOCKED on locked memory", .key = "madvise-drop", .class = EXACT, .run = dontneed_locked_on_locked, .derived = 1,
 	  .expect = BY_KERNEL(NOTHING, EVENTS(1, A(0, 4)), EVENTS(1, A(0, 4)), EVENTS(1, A(0, 4))) },
-	{ .name = "MADV_FREE populated", .class = EXACT, .run = free_pages, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "MADV_FREE never touched", .class = EXACT, .run = free_untouched, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "MADV_FREE populated", .key = "madvise-drop", .class = EXACT, .run = free_pages, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "MADV_FREE never touched", .key = "madvise-drop", .class = EXACT, .run = free_untouched, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
 	ZERO("write after MADV_FREE", write_after_free),
 	ZERO("MADV_REMOVE on anonymous memory (EINVAL)", remove_anonymous),
 	ZERO("MADV_WILLNEED", willneed),
@@ -441,32 +431,30 @@ static const struct row rows[] = {
 	ZERO("MADV_MERGEABLE", mergeable),
 	ZERO("MADV_POPULATE_READ populated", populate_read),
 	ZERO("MADV_POPULATE_WRITE populated", populate_write),
-	{ .name = "MADV_PAGEOUT anonymous", .class = COVERED, .run = pageout,
+	{ .name = "MADV_PAGEOUT anonymous", .key = "pageout", .class = COVERED, .run = pageout,
 	  .expect = BY_KERNEL(NOTHING, EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4)), EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4)),
 			      EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4))) },
-	{ .name = "MADV_COLLAPSE 2 MiB", .class = COVERED, .run = collapse,
+	{ .name = "MADV_COLLAPSE 2 MiB", .key = "pageout", .class = COVERED, .run = collapse,
 	  .expect = BY_KERNEL(NOTHING, EVENTS(1, A(0, 512)), EVENTS(1, A(0, 512)), EVENTS(1, A(0, 512))) },
-	{ .name = "MADV_GUARD_INSTALL touched", .class = COVERED, .run = guard_install,
+	{ .name = "MADV_GUARD_INSTALL touched", .key = "guard", .class = COVERED, .run = guard_install,
 	  .expect = BY_KERNEL(NOTHING, NOTHING, NOTHING, EVENTS(1, A(0, 4))) },
-	{ .name = "MADV_GUARD_INSTALL never touched", .class = COVERED, .run = guard_untouched, .expect = EVERYWHERE(NOTHING) },
-	{ .name = "MADV_GUARD_INSTALL again", .class = COVERED, .run = guard_again, .expect = EVERYWHERE(NOTHING) },
-	{ .name = "MADV_GUARD_INSTALL over 3 touched VMAs", .class = COVERED, .run = guard_three,
+	{ .name = "MADV_GUARD_INSTALL never touched", .key = "guard", .class = COVERED, .run = guard_untouched, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "MADV_GUARD_INSTALL again", .key = "guard", .class = COVERED, .run = guard_again, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "MADV_GUARD_INSTALL over 3 touched VMAs", .key = "guard", .class = COVERED, .run = guard_three,
 	  .expect = BY_KERNEL(NOTHING, NOTHING, NOTHING, EVENTS(3, A(0, 2), A(2, 4), A(4, 6))) },
 	ZERO("MADV_GUARD_REMOVE", guard_remove),
-	{ .name = "MADV_UNMERGEABLE, nothing merged", .class = UNREACHED, .run = unmergeable, .expect = EVERYWHERE(NOTHING) },
-	/* 5.10's recording lacks it; the module reports it there as well. */
-	{ .name = "MADV_SOFT_OFFLINE 1p", .class = UNREACHED, .run = soft_offline, .expect = EVERYWHERE(EVENTS(1, A(0, 1))) },
+	{ .name = "MADV_UNMERGEABLE, nothing merged", .key = "single-page-advice", .class = COVERED, .run = unmergeable, .expect = EVERYWHERE(NOTHING) },
 
 	ZERO("process_madvise on oneself COLD", process_cold),
-	{ .name = "process_madvise on oneself WILLNEED", .class = EXACT, .run = process_willneed, .expect = EVERYWHERE(NOTHING), .derived = 1 },
-	{ .name = "process_madvise on oneself PAGEOUT", .class = COVERED, .run = process_pageout, .derived = 1,
+	{ .name = "process_madvise on oneself WILLNEED", .key = "nothing", .class = EXACT, .run = process_willneed, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "process_madvise on oneself PAGEOUT", .key = "pageout", .class = COVERED, .run = process_pageout, .derived = 1,
 	  .expect = BY_KERNEL(NOTHING, EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4)), EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4)),
 			      EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4))) },
-	{ .name = "process_madvise on oneself DONTNEED", .class = EXACT, .run = process_dontneed,
+	{ .name = "process_madvise on oneself DONTNEED", .key = "madvise-drop", .class = EXACT, .run = process_dontneed,
 	  .expect = BY_KERNEL(NOTHING, NOTHING, NOTHING, EVENTS(1, A(0, 4))) },
-	{ .name = "process_madvise on oneself FREE", .class = EXACT, .run = process_free, .derived = 1,
+	{ .name = "process_madvise on oneself FREE", .key = "madvise-drop", .class = EXACT, .run = process_free, .derived = 1,
 	  .expect = BY_KERNEL(NOTHING, NOTHING, NOTHING, EVENTS(1, A(0, 4))) },
-	{ .name = "process_madvise on oneself DONTNEED, 2 pieces", .class = EXACT, .run = process_dontneed_two, .derived = 1,
+	{ .name = "process_madvise on oneself DONTNEED, 2 pieces", .key = "madvise-drop", .class = EXACT, .run = process_dontneed_two, .derived = 1,
 	  .expect = BY_KERNEL(NOTHING, NOTHING, NOTHING, EVENTS(2, A(0, 1), A(2, 4))) },
 
 	ZERO("mlock populated", lock_written),
@@ -474,13 +462,13 @@ static const struct row rows[] = {
 	ZERO("munlock", unlock),
 	ZERO("mlockall and munlockall", lock_all),
 	ZERO("mincore", in_core),
-	{ .name = "mseal", .class = EXACT, .run = seal, .expect = EVERYWHERE(NOTHING), .derived = 1 },
-	{ .name = "munmap of sealed memory (EPERM)", .class = COVERED, .run = sealed_munmap, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "mseal", .key = "nothing", .class = EXACT, .run = seal, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "munmap of sealed memory (EPERM)", .key = "refused", .class = COVERED, .run = sealed_munmap, .expect = EVERYWHERE(NOTHING), .derived = 1 },
 	ZERO("process_vm_writev on oneself", writev_self),
 	ZERO("prctl PR_SET_VMA_ANON_NAME", name_memory),
-	{ .name = "mlock over zero pages 4p", .class = BEYOND, .run = lock_zero_pages,
+	{ .name = "mlock over zero pages 4p", .key = "cow", .class = BEYOND, .run = lock_zero_pages,
 	  .expect = EVERYWHERE(EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4))) },
-	{ .name = "MADV_POPULATE_WRITE over zero pages 4p", .class = BEYOND, .run = populate_zero_pages,
+	{ .name = "MADV_POPULATE_WRITE over zero pages 4p", .key = "cow", .class = BEYOND, .run = populate_zero_pages,
 	  .expect = BY_KERNEL(NOTHING, EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4)), EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4)),
 			      EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4))) },
 };

@@ -462,6 +462,27 @@ static enum verdict disk_fsync(void)
 	return RAN;
 }
 
+static enum verdict disk_sync(void)
+{
+	dirty(file_of(4));
+	sync();
+	return RAN;
+}
+
+/* Takes the page out of the page cache, which a write to the disk would make stale. */
+static enum verdict disk_direct_write(void)
+{
+	static char page[PAGE] __attribute__((aligned(PAGE)));
+	int fd = file_of(4);
+
+	if (fcntl(fd, F_SETFL, O_DIRECT) != 0)
+		return skip("O_DIRECT: %s", strerror(errno));
+	shared(0, 0, 4, fd, 0);
+	watch(0, 4);
+	want(pwrite(fd, page, PAGE, 0) == PAGE);
+	return RAN;
+}
+
 static enum verdict disk_fadvise(void)
 {
 	int fd = file_of(4);
@@ -485,89 +506,92 @@ static enum verdict disk_pageout(void)
 
 /* Rows that are the same on both kinds of file. */
 #define COMMON_ROWS                                                                                                    \
-	{ .name = "ftruncate 8p -> 4p", .class = EXACT, .run = shrink_8_to_4, .expect = EVERYWHERE(EVENTS(2, A(4, 8), A(4, 8))) },      \
-	{ .name = "ftruncate 8p -> 4p, tail not populated", .class = EXACT, .run = shrink_untouched,                   \
+	{ .name = "ftruncate 8p -> 4p", .key = "truncate", .class = EXACT, .run = shrink_8_to_4, .expect = EVERYWHERE(EVENTS(2, A(4, 8), A(4, 8))) },      \
+	{ .name = "ftruncate 8p -> 4p, tail not populated", .key = "truncate", .class = EXACT, .run = shrink_untouched,                   \
 	  .expect = EVERYWHERE(EVENTS(2, A(4, 8), A(4, 8))) },                                                         \
-	{ .name = "ftruncate 4p -> 0", .class = EXACT, .run = shrink_to_0, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))) },         \
-	{ .name = "ftruncate 4p -> 2p and 100 bytes", .class = EXACT, .run = shrink_unrounded, .derived = 1,            \
+	{ .name = "ftruncate 4p -> 0", .key = "truncate", .class = EXACT, .run = shrink_to_0, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))) },         \
+	{ .name = "ftruncate 4p -> 2p and 100 bytes", .key = "truncate", .class = EXACT, .run = shrink_unrounded, .derived = 1,            \
 	  .expect = EVERYWHERE(EVENTS(2, A(3, 4), A(3, 4))) },                                                         \
-	{ .name = "ftruncate 8p -> 4p, mapped from page 2 on", .class = EXACT, .run = shrink_mapped_from_middle, .derived = 1, \
+	{ .name = "ftruncate 8p -> 4p, mapped from page 2 on", .key = "truncate", .class = EXACT, .run = shrink_mapped_from_middle, .derived = 1, \
 	  .expect = EVERYWHERE(EVENTS(2, A(2, 6), A(2, 6))) },                                                         \
-	{ .name = "ftruncate 4p -> 8p (grows)", .class = EXACT, .run = grow, .expect = EVERYWHERE(NOTHING) },           \
-	{ .name = "ftruncate to the same size", .class = EXACT, .run = same_size, .expect = EVERYWHERE(NOTHING) },      \
-	{ .name = "ftruncate inside the last page", .class = EXACT, .run = inside_page, .expect = EVERYWHERE(NOTHING) }, \
-	{ .name = "ftruncate to a negative size (EINVAL)", .class = EXACT, .run = truncate_refused, .derived = 1, .expect = EVERYWHERE(NOTHING) }, \
-	{ .name = "ftruncate 4p -> 2p, mapped twice", .class = EXACT, .run = shrink_mapped_twice, .unordered = 1,       \
+	{ .name = "ftruncate 4p -> 8p (grows)", .key = "truncate", .class = EXACT, .run = grow, .expect = EVERYWHERE(NOTHING) },           \
+	{ .name = "ftruncate to the same size", .key = "truncate", .class = EXACT, .run = same_size, .expect = EVERYWHERE(NOTHING) },      \
+	{ .name = "ftruncate inside the last page", .key = "truncate", .class = EXACT, .run = inside_page, .expect = EVERYWHERE(NOTHING) }, \
+	{ .name = "ftruncate to a negative size (EINVAL)", .key = "truncate", .class = EXACT, .run = truncate_refused, .derived = 1, .expect = EVERYWHERE(NOTHING) }, \
+	{ .name = "ftruncate 4p -> 2p, mapped twice", .key = "truncate", .class = EXACT, .run = shrink_mapped_twice, .unordered = 1,       \
 	  .expect = EVERYWHERE(EVENTS(4, A(2, 4), C(2, 4), A(2, 4), C(2, 4))) },                                       \
-	{ .name = "ftruncate to 0 under a private mapping", .class = EXACT, .run = shrink_private,                      \
+	{ .name = "ftruncate to 0 under a private mapping", .key = "truncate", .class = EXACT, .run = shrink_private,                      \
 	  .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))) },                                                         \
-	{ .name = "truncate(path) 4p -> 2p", .class = EXACT, .run = truncate_by_path, .derived = 1,                     \
+	{ .name = "truncate(path) 4p -> 2p", .key = "truncate", .class = EXACT, .run = truncate_by_path, .derived = 1,                     \
 	  .expect = EVERYWHERE(EVENTS(2, A(2, 4), A(2, 4))) },                                                         \
-	{ .name = "truncate(/proc/self/fd/N) 4p -> 2p", .class = COVERED, .run = truncate_by_own_descriptor, .derived = 1, \
+	{ .name = "truncate(/proc/self/fd/N) 4p -> 2p", .key = "path", .class = COVERED, .run = truncate_by_own_descriptor, .derived = 1, \
 	  .expect = EVERYWHERE(EVENTS(2, A(2, 4), A(2, 4))) },                                                         \
-	{ .name = "open O_TRUNC", .class = EXACT, .run = open_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
-	{ .name = "open O_TRUNC, mapped twice", .class = EXACT, .run = open_twice_mapped, .unordered = 1,               \
+	{ .name = "open O_TRUNC", .key = "truncate", .class = EXACT, .run = open_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
+	{ .name = "open O_TRUNC, mapped twice", .key = "truncate", .class = EXACT, .run = open_twice_mapped, .unordered = 1,               \
 	  .expect = EVERYWHERE(EVENTS(4, A(0, 4), C(0, 4), A(0, 4), C(0, 4))) },                                       \
-	{ .name = "openat O_TRUNC", .class = EXACT, .run = openat_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
-	{ .name = "openat2 O_TRUNC", .class = EXACT, .run = openat2_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
-	{ .name = "creat", .class = EXACT, .run = creat_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
-	{ .name = "open O_RDONLY", .class = EXACT, .run = open_read_only, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
-	{ .name = "fallocate plain", .class = EXACT, .run = allocate_plain, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
-	{ .name = "fallocate KEEP_SIZE", .class = EXACT, .run = allocate_keep_size, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
-	{ .name = "fallocate PUNCH_HOLE, bad descriptor (EBADF)", .class = EXACT, .run = punch_bad_descriptor, .derived = 1, .expect = EVERYWHERE(NOTHING) }, \
-	{ .name = "fallocate ZERO_RANGE 2p", .class = COVERED, .run = zero_range, .expect = EVERYWHERE(EVENTS(1, A(2, 4))), .derived = 1 }, \
-	{ .name = "fallocate COLLAPSE_RANGE 2p", .class = COVERED, .run = collapse_range, .expect = EVERYWHERE(EVENTS(1, A(2, 8))), .derived = 1 }, \
-	{ .name = "fallocate INSERT_RANGE 2p", .class = COVERED, .run = insert_range, .expect = EVERYWHERE(EVENTS(1, A(2, 8))), .derived = 1 }, \
-	{ .name = "MADV_DONTNEED of a shared mapping", .class = EXACT, .run = dontneed_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
-	{ .name = "MADV_DONTNEED of a private mapping", .class = EXACT, .run = dontneed_private, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
-	{ .name = "munmap of a shared mapping", .class = EXACT, .run = munmap_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 }, \
-	{ .name = "mprotect RW -> R of a shared mapping", .class = EXACT, .run = mprotect_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 }, \
-	{ .name = "write(2) to a mapped page", .class = EXACT, .run = write_call, .expect = EVERYWHERE(NOTHING) },      \
-	{ .name = "read fault of a private mapping", .class = EXACT, .run = private_read_fault, .expect = EVERYWHERE(NOTHING) }, \
-	{ .name = "private mapping: write after read", .class = BEYOND, .run = private_write_after_read, .expect = EVERYWHERE(EVENTS(1, A(0, 1))) }, \
-	{ .name = "private mapping: write beside a page that was read", .class = BEYOND, .run = private_write_beside_read, \
+	{ .name = "openat O_TRUNC", .key = "truncate", .class = EXACT, .run = openat_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
+	{ .name = "openat2 O_TRUNC", .key = "truncate", .class = EXACT, .run = openat2_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
+	{ .name = "creat", .key = "truncate", .class = EXACT, .run = creat_mapped, .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))), .derived = 1 }, \
+	{ .name = "open O_RDONLY", .key = "nothing", .class = EXACT, .run = open_read_only, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
+	{ .name = "fallocate plain", .key = "nothing", .class = EXACT, .run = allocate_plain, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
+	{ .name = "fallocate KEEP_SIZE", .key = "nothing", .class = EXACT, .run = allocate_keep_size, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
+	{ .name = "fallocate PUNCH_HOLE, bad descriptor (EBADF)", .key = "nothing", .class = EXACT, .run = punch_bad_descriptor, .derived = 1, .expect = EVERYWHERE(NOTHING) }, \
+	{ .name = "fallocate ZERO_RANGE 2p", .key = "fallocate", .class = COVERED, .run = zero_range, .expect = EVERYWHERE(EVENTS(1, A(2, 4))), .derived = 1 }, \
+	{ .name = "fallocate COLLAPSE_RANGE 2p", .key = "fallocate", .class = COVERED, .run = collapse_range, .expect = EVERYWHERE(EVENTS(1, A(2, 8))), .derived = 1 }, \
+	{ .name = "fallocate INSERT_RANGE 2p", .key = "fallocate", .class = COVERED, .run = insert_range, .expect = EVERYWHERE(EVENTS(1, A(2, 8))), .derived = 1 }, \
+	{ .name = "MADV_DONTNEED of a shared mapping", .key = "madvise-drop", .class = EXACT, .run = dontneed_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
+	{ .name = "MADV_DONTNEED of a private mapping", .key = "madvise-drop", .class = EXACT, .run = dontneed_private, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
+	{ .name = "munmap of a shared mapping", .key = "munmap", .class = EXACT, .run = munmap_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 }, \
+	{ .name = "mprotect RW -> R of a shared mapping", .key = "mprotect", .class = EXACT, .run = mprotect_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 }, \
+	{ .name = "write(2) to a mapped page", .key = "nothing", .class = EXACT, .run = write_call, .expect = EVERYWHERE(NOTHING) },      \
+	{ .name = "read fault of a private mapping", .key = "nothing", .class = EXACT, .run = private_read_fault, .expect = EVERYWHERE(NOTHING) }, \
+	{ .name = "private mapping: write after read", .key = "cow", .class = BEYOND, .run = private_write_after_read, .expect = EVERYWHERE(EVENTS(1, A(0, 1))) }, \
+	{ .name = "private mapping: write beside a page that was read", .key = "cow", .class = BEYOND, .run = private_write_beside_read, \
 	  .expect = EVERYWHERE(EVENTS(1, A(2, 3))) },                                                                  \
-	{ .name = "private mapping: write first", .class = BEYOND, .run = private_first_write, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
-	{ .name = "PUNCH_HOLE by another process", .class = BEYOND, .run = punch_by_other_process, .expect = EVERYWHERE(EVENTS(1, A(4, 6))) }
+	{ .name = "private mapping: write first", .key = "cow", .class = BEYOND, .run = private_first_write, .expect = EVERYWHERE(NOTHING), .derived = 1 }, \
+	{ .name = "PUNCH_HOLE by another process", .key = "foreign-file", .class = BEYOND, .run = punch_by_other_process, .expect = EVERYWHERE(EVENTS(1, A(4, 6))) }
 
 /* Rows whose class differs: a disk file system may write dirty pages back first. */
-#define PUNCH_ROWS(kind, may_add)                                                                                              \
-	{ .name = "PUNCH_HOLE 2p populated", .class = kind, .derived = may_add, .run = punch, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) },   \
-	{ .name = "PUNCH_HOLE 2p already empty", .class = kind, .derived = may_add, .run = punch_empty, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) }, \
-	{ .name = "PUNCH_HOLE unaligned (1 page and 2 partial ones)", .class = kind, .derived = may_add, .run = punch_unaligned, .expect = EVERYWHERE(EVENTS(1, A(3, 4))) }, \
-	{ .name = "PUNCH_HOLE within a page", .class = kind, .derived = may_add, .run = punch_within_page, .expect = EVERYWHERE(NOTHING) }, \
-	{ .name = "PUNCH_HOLE 2p, mapped twice", .class = kind, .derived = may_add, .run = punch_twice_mapped, .unordered = 1,              \
+#define PUNCH_ROWS(holes, kind, may_add)                                                                                              \
+	{ .name = "PUNCH_HOLE 2p populated", .key = holes, .class = kind, .derived = may_add, .run = punch, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) },   \
+	{ .name = "PUNCH_HOLE 2p already empty", .key = holes, .class = kind, .derived = may_add, .run = punch_empty, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) }, \
+	{ .name = "PUNCH_HOLE unaligned (1 page and 2 partial ones)", .key = holes, .class = kind, .derived = may_add, .run = punch_unaligned, .expect = EVERYWHERE(EVENTS(1, A(3, 4))) }, \
+	{ .name = "PUNCH_HOLE within a page", .key = holes, .class = kind, .derived = may_add, .run = punch_within_page, .expect = EVERYWHERE(NOTHING) }, \
+	{ .name = "PUNCH_HOLE 2p, mapped twice", .key = holes, .class = kind, .derived = may_add, .run = punch_twice_mapped, .unordered = 1,              \
 	  .expect = EVERYWHERE(EVENTS(2, A(0, 2), C(0, 2))) },                                                         \
-	{ .name = "PUNCH_HOLE 6p over 3 VMAs of one file", .class = kind, .derived = may_add, .run = punch_three, .unordered = 1,           \
+	{ .name = "PUNCH_HOLE 6p over 3 VMAs of one file", .key = holes, .class = kind, .derived = may_add, .run = punch_three, .unordered = 1,           \
 	  .expect = EVERYWHERE(EVENTS(3, A(0, 2), A(2, 4), A(4, 6))) },                                                \
-	{ .name = "PUNCH_HOLE of another file", .class = kind, .derived = may_add, .run = punch_other_file, .expect = EVERYWHERE(NOTHING) }, \
-	{ .name = "MADV_REMOVE populated", .class = kind, .derived = may_add, .run = remove_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
-	{ .name = "MADV_REMOVE already empty", .class = kind, .derived = may_add, .run = remove_empty, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
-	{ .name = "MADV_REMOVE 6p over 3 VMAs (middle R only)", .class = kind, .derived = may_add, .run = remove_three,                     \
+	{ .name = "PUNCH_HOLE of another file", .key = holes, .class = kind, .derived = may_add, .run = punch_other_file, .expect = EVERYWHERE(NOTHING) }, \
+	{ .name = "MADV_REMOVE populated", .key = holes, .class = kind, .derived = may_add, .run = remove_shared, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
+	{ .name = "MADV_REMOVE already empty", .key = holes, .class = kind, .derived = may_add, .run = remove_empty, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) }, \
+	{ .name = "MADV_REMOVE 6p over 3 VMAs (middle R only)", .key = holes, .class = kind, .derived = may_add, .run = remove_three,                     \
 	  .expect = BY_KERNEL(EVENTS(1, A(0, 2)), EVENTS(3, A(0, 2), A(2, 4), A(4, 6)), EVENTS(3, A(0, 2), A(2, 4), A(4, 6)), EVENTS(3, A(0, 2), A(2, 4), A(4, 6))) },                                                \
-	{ .name = "MADV_REMOVE with a second, private mapping", .class = kind, .derived = may_add, .run = remove_second_private, .unordered = 1, \
+	{ .name = "MADV_REMOVE with a second, private mapping", .key = holes, .class = kind, .derived = may_add, .run = remove_second_private, .unordered = 1, \
 	  .expect = EVERYWHERE(EVENTS(2, A(0, 2), C(0, 2))) }
 
 static const struct row memory_rows[] = {
 	COMMON_ROWS,
-	PUNCH_ROWS(EXACT, 0),
-	{ .name = "open O_TRUNC of an empty file", .class = EXACT, .run = open_empty, .expect = EVERYWHERE(NOTHING) },
-	{ .name = "msync MS_SYNC", .class = EXACT, .run = sync_memory, .expect = EVERYWHERE(NOTHING) },
-	{ .name = "remap_file_pages 2p of a shared mapping", .class = COVERED, .run = remap_pages, .expect = EVERYWHERE(EVENTS(1, A(0, 2))), .derived = 1 },
-	{ .name = "remap_file_pages of anonymous memory (EINVAL)", .class = COVERED, .run = remap_pages_anonymous, .expect = EVERYWHERE(NOTHING) },
+	PUNCH_ROWS("remove", EXACT, 0),
+	{ .name = "open O_TRUNC of an empty file", .key = "truncate", .class = EXACT, .run = open_empty, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "msync MS_SYNC", .key = "nothing", .class = EXACT, .run = sync_memory, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "remap_file_pages 2p of a shared mapping", .key = "remap-file-pages", .class = COVERED, .run = remap_pages, .expect = EVERYWHERE(EVENTS(1, A(0, 2))), .derived = 1 },
+	{ .name = "remap_file_pages of anonymous memory (EINVAL)", .key = "refused", .class = COVERED, .run = remap_pages_anonymous, .expect = EVERYWHERE(NOTHING) },
 };
 
 static const struct row disk_rows[] = {
 	COMMON_ROWS,
-	PUNCH_ROWS(COVERED, 1),
+	PUNCH_ROWS("remove-disk", COVERED, 1),
 	/* ext4 unmaps everything behind the end whenever a size is set, be it the same: the module confirms it. */
-	{ .name = "open O_TRUNC of an empty file", .class = EXACT, .run = open_empty_ext4, .derived = 1,
+	{ .name = "open O_TRUNC of an empty file", .key = "truncate", .class = EXACT, .run = open_empty_ext4, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(2, A(0, 4), A(0, 4))) },
-	{ .name = "write fault after write-back 4p", .class = EXACT, .run = disk_write_fault, .expect = EVERYWHERE(NOTHING) },
-	{ .name = "MADV_PAGEOUT clean 4p", .class = COVERED, .run = disk_pageout, .expect = EVERYWHERE(FOUR_PAGES) },
-	{ .name = "posix_fadvise DONTNEED", .class = EXACT, .run = disk_fadvise, .expect = EVERYWHERE(NOTHING) },
-	{ .name = "msync MS_SYNC of dirty pages", .class = UNREACHED, .run = disk_msync, .expect = EVERYWHERE(FOUR_PAGES) },
-	{ .name = "fsync of dirty pages", .class = UNREACHED, .run = disk_fsync, .expect = EVERYWHERE(FOUR_PAGES), .derived = 1 },
+	{ .name = "write fault after write-back 4p", .key = "nothing", .class = EXACT, .run = disk_write_fault, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "MADV_PAGEOUT clean 4p", .key = "pageout", .class = COVERED, .run = disk_pageout, .expect = EVERYWHERE(FOUR_PAGES) },
+	{ .name = "posix_fadvise DONTNEED", .key = "nothing", .class = EXACT, .run = disk_fadvise, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "msync MS_SYNC of dirty pages", .key = "write-back", .class = GAP, .run = disk_msync, .expect = EVERYWHERE(FOUR_PAGES) },
+	{ .name = "sync of dirty pages", .key = "write-back", .class = GAP, .run = disk_sync, .expect = EVERYWHERE(FOUR_PAGES) },
+	{ .name = "O_DIRECT write to a mapped page", .key = "write-back", .class = GAP, .run = disk_direct_write, .derived = 1,
+	  .expect = EVERYWHERE(EVENTS(1, A(0, 1))) },
+	{ .name = "fsync of dirty pages", .key = "write-back", .class = GAP, .run = disk_fsync, .expect = EVERYWHERE(FOUR_PAGES), .derived = 1 },
 };
 
 TABLE(table_file, "files in memory (tmpfs)", memory_rows);

@@ -190,24 +190,24 @@ static enum verdict read_pipe(void)
 }
 
 static const struct row rows[] = {
-	{ .name = "munmap through a pointer taken before the open", .class = EXACT, .run = by_pointer, .once = 1, .derived = 1,
+	{ .name = "munmap through a pointer taken before the open", .key = "munmap", .class = EXACT, .run = by_pointer, .once = 1, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "free of a posix_memalign block of 1 MiB", .class = COVERED, .run = free_block, .once = 1, .derived = 1,
+	{ .name = "free of a posix_memalign block of 1 MiB", .key = "munmap", .class = COVERED, .run = free_block, .once = 1, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 256))) },
 	/* malloc's header shifts the block, which therefore ends in page 256. */
-	{ .name = "free of a malloc block of 1 MiB", .class = COVERED, .run = free_malloc, .once = 1, .derived = 1,
+	{ .name = "free of a malloc block of 1 MiB", .key = "munmap", .class = COVERED, .run = free_malloc, .once = 1, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 257))) },
-	{ .name = "realloc from 1 MiB to 512 MiB", .class = COVERED, .run = realloc_moves, .once = 1, .derived = 1,
+	{ .name = "realloc from 1 MiB to 512 MiB", .key = "mremap-grow", .class = COVERED, .run = realloc_moves, .once = 1, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 257))) },
-	{ .name = "malloc_trim of freed blocks", .class = COVERED, .run = trim, .once = 1, .derived = 1,
+	{ .name = "malloc_trim of freed blocks", .key = "brk", .class = COVERED, .run = trim, .once = 1, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 17))) },
-	{ .name = "dlclose of a library with registered data", .class = COVERED, .run = close_library, .once = 1, .derived = 1,
+	{ .name = "dlclose of a library with registered data", .key = "munmap", .class = COVERED, .run = close_library, .once = 1, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "stack of a thread that ends", .class = COVERED, .run = stack_reuse, .once = 1, .derived = 1,
+	{ .name = "stack of a thread that ends", .key = "madvise-drop", .class = COVERED, .run = stack_reuse, .once = 1, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "a thread comes and goes", .class = EXACT, .run = thread_comes_and_goes, .once = 1, .expect = EVERYWHERE(NOTHING), .derived = 1 },
-	{ .name = "system(3)", .class = EXACT, .run = run_command, .once = 1, .expect = EVERYWHERE(NOTHING), .derived = 1 },
-	{ .name = "popen and pclose", .class = EXACT, .run = read_pipe, .once = 1, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "a thread comes and goes", .key = "nothing", .class = EXACT, .run = thread_comes_and_goes, .once = 1, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "system(3)", .key = "nothing", .class = EXACT, .run = run_command, .once = 1, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "popen and pclose", .key = "nothing", .class = EXACT, .run = read_pipe, .once = 1, .expect = EVERYWHERE(NOTHING), .derived = 1 },
 };
 
 TABLE(table_library, "calls that libraries make", rows);

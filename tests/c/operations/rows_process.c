@@ -422,51 +422,51 @@ static enum verdict shm_remap(void)
 	return RAN;
 }
 
-#define ZERO(title, function) { .name = title, .class = EXACT, .run = function, .expect = EVERYWHERE(NOTHING) }
-#define ZERO_DERIVED(title, function) { .name = title, .class = EXACT, .run = function, .expect = EVERYWHERE(NOTHING), .derived = 1 }
+#define ZERO(title, function) { .name = title, .key = "nothing", .class = EXACT, .run = function, .expect = EVERYWHERE(NOTHING) }
+#define ZERO_DERIVED(title, function) { .name = title, .key = "nothing", .class = EXACT, .run = function, .expect = EVERYWHERE(NOTHING), .derived = 1 }
 
 static const struct row rows[] = {
 	ZERO("brk grows by 4p", brk_grow_only),
-	{ .name = "brk grows by 4p, is written and shrinks back", .class = EXACT, .run = brk_grow, .derived = 1,
+	{ .name = "brk grows by 4p, is written and shrinks back", .key = "brk", .class = EXACT, .run = brk_grow, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "brk shrinks by 4p populated", .class = EXACT, .run = brk_shrink_populated, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "brk shrinks by 4p never touched", .class = EXACT, .run = brk_shrink_untouched, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "brk shrinks 4p -> 2p", .class = EXACT, .run = brk_shrink_half, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) },
-	{ .name = "sbrk shrinks by 4p", .class = EXACT, .run = sbrk_shrink, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .once = 1, .derived = 1 },
+	{ .name = "brk shrinks by 4p populated", .key = "brk", .class = EXACT, .run = brk_shrink_populated, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "brk shrinks by 4p never touched", .key = "brk", .class = EXACT, .run = brk_shrink_untouched, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "brk shrinks 4p -> 2p", .key = "brk", .class = EXACT, .run = brk_shrink_half, .expect = EVERYWHERE(EVENTS(1, A(2, 4))) },
+	{ .name = "sbrk shrinks by 4p", .key = "brk", .class = EXACT, .run = sbrk_shrink, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .once = 1, .derived = 1 },
 	ZERO_DERIVED("brk(0)", brk_query),
 
-	{ .name = "fork, child alive", .class = COVERED, .run = fork_written, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "fork, child exits", .class = COVERED, .run = fork_exited, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
-	{ .name = "clone without CLONE_VM", .class = COVERED, .run = fork_by_clone, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
-	{ .name = "clone3 without CLONE_VM", .class = COVERED, .run = fork_by_clone3, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
-	{ .name = "fork, written memory made read-only", .class = COVERED, .run = fork_read_only, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "fork, memory never written", .class = COVERED, .run = fork_never_written, .expect = EVERYWHERE(NOTHING) },
-	ZERO("fork, MADV_DONTFORK memory", fork_dontfork),
-	{ .name = "fork, 2p written and 2p MADV_DONTFORK", .class = COVERED, .run = fork_dontfork_beside_written, .derived = 1,
+	{ .name = "fork, child alive", .key = "fork", .class = COVERED, .run = fork_written, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "fork, child exits", .key = "fork", .class = COVERED, .run = fork_exited, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
+	{ .name = "clone without CLONE_VM", .key = "fork", .class = COVERED, .run = fork_by_clone, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
+	{ .name = "clone3 without CLONE_VM", .key = "fork", .class = COVERED, .run = fork_by_clone3, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
+	{ .name = "fork, written memory made read-only", .key = "fork", .class = COVERED, .run = fork_read_only, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "fork, memory never written", .key = "fork", .class = COVERED, .run = fork_never_written, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "fork, MADV_DONTFORK memory", .key = "fork-spared", .class = EXACT, .run = fork_dontfork, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "fork, 2p written and 2p MADV_DONTFORK", .key = "fork", .class = COVERED, .run = fork_dontfork_beside_written, .derived = 1,
 	  .expect = EVERYWHERE(EVENTS(1, A(0, 2))) },
-	ZERO("fork, MAP_SHARED memory", fork_shared),
-	{ .name = "write while a forked child lives", .class = BEYOND, .run = write_while_child_lives, .expect = EVERYWHERE(EVENTS(1, A(0, 1))) },
+	{ .name = "fork, MAP_SHARED memory", .key = "fork-spared", .class = EXACT, .run = fork_shared, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "write while a forked child lives", .key = "cow", .class = BEYOND, .run = write_while_child_lives, .expect = EVERYWHERE(EVENTS(1, A(0, 1))) },
 	ZERO("read while a forked child lives", read_while_child_lives),
 	ZERO("forked child munmaps its copy", child_munmaps),
 	ZERO_DERIVED("forked child discards its copy", child_discards),
 	ZERO_DERIVED("forked child protects its copy", child_protects),
 	ZERO_DERIVED("forked child forks", child_forks),
 	ZERO("forked child exits", child_exits),
-	{ .name = "write after the forked child's exit", .class = BEYOND, .run = write_after_child_exit,
+	{ .name = "write after the forked child's exit", .key = "cow", .class = BEYOND, .run = write_after_child_exit,
 	  .expect = BY_KERNEL(EVENTS(1, A(1, 2)), NOTHING, NOTHING, NOTHING) },
-	{ .name = "MADV_POPULATE_WRITE after fork, child gone", .class = BEYOND, .run = populate_after_child_exit, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "MADV_POPULATE_WRITE after fork, child gone", .key = "cow", .class = BEYOND, .run = populate_after_child_exit, .expect = EVERYWHERE(NOTHING) },
 	ZERO("vfork and _exit", vfork_exit),
 	ZERO("vfork and failed exec", vfork_failed_exec),
 	ZERO_DERIVED("vfork and exec", vfork_exec),
 	ZERO_DERIVED("posix_spawn", spawn),
 
 	ZERO("shmat", shm_attach),
-	{ .name = "shmdt populated 6p", .class = EXACT, .run = shm_detach_populated, .expect = EVERYWHERE(EVENTS(1, A(0, 6))) },
-	{ .name = "shmdt never touched 6p", .class = EXACT, .run = shm_detach_untouched, .expect = EVERYWHERE(EVENTS(1, A(0, 6))) },
-	{ .name = "shmdt after mprotect split it in 3", .class = EXACT, .run = shm_detach_split,
+	{ .name = "shmdt populated 6p", .key = "shm", .class = EXACT, .run = shm_detach_populated, .expect = EVERYWHERE(EVENTS(1, A(0, 6))) },
+	{ .name = "shmdt never touched 6p", .key = "shm", .class = EXACT, .run = shm_detach_untouched, .expect = EVERYWHERE(EVENTS(1, A(0, 6))) },
+	{ .name = "shmdt after mprotect split it in 3", .key = "shm", .class = EXACT, .run = shm_detach_split,
 	  .expect = EVERYWHERE(EVENTS(3, A(0, 2), A(2, 4), A(4, 6))) },
-	{ .name = "shmdt of memory that isn't attached (EINVAL)", .class = COVERED, .run = shm_detach_nothing, .expect = EVERYWHERE(NOTHING), .derived = 1 },
-	{ .name = "shmat SHM_REMAP over populated 4p", .class = EXACT, .run = shm_remap, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "shmdt of memory that isn't attached (EINVAL)", .key = "refused", .class = COVERED, .run = shm_detach_nothing, .expect = EVERYWHERE(NOTHING), .derived = 1 },
+	{ .name = "shmat SHM_REMAP over populated 4p", .key = "shm", .class = EXACT, .run = shm_remap, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
 };
 
 TABLE(table_process, "brk, processes, shared memory", rows);

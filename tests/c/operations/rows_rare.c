@@ -1,7 +1,6 @@
 /*
- * Rows: huge pages, and what an emulated device may not reach. The latter are performed all the same where the
- * machine allows it. Values: operations-*.txt ("THP", "NUMA / migration", "userfaultfd", "hugetlb", "KSM",
- * "swap"), corners-*.txt.
+ * Rows: huge pages, memory nodes, an own userfaultfd, files of /proc. Values: operations-*.txt ("THP", "NUMA /
+ * migration", "userfaultfd", "hugetlb", "mlock & co"), corners-*.txt.
  */
 #define _GNU_SOURCE
 #include "walk.h"
@@ -15,7 +14,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #define RW (PROT_READ | PROT_WRITE)
@@ -261,6 +259,17 @@ static enum verdict move_pages_to(int node)
 	return RAN;
 }
 
+/* All pages of the process, of which some may be held (EAGAIN); 4 are watched. */
+static enum verdict migrate(void)
+{
+	unsigned long from = 1, to = 2;
+
+	on_node_0();
+	if (kernel_call(SYS_migrate_pages, 0, 64, (long)&from, (long)&to, 0, 0) < 0 && errno != EAGAIN)
+		return skip("migrate_pages: %s (it takes two nodes)", strerror(errno));
+	return RAN;
+}
+
 static enum verdict move_query(void) { return move_pages_to(-1); }
 static enum verdict move_there(void) { return move_pages_to(0); }
 static enum verdict move_away(void) { return move_pages_to(1); }
@@ -332,6 +341,32 @@ static enum verdict uffd_protect(void)
 	return RAN;
 }
 
+/* struct uffdio_move, its ioctl and its feature (6.8) are younger than the headers. */
+struct move {
+	uint64_t dst, src, len, mode;
+	int64_t moved;
+};
+
+static enum verdict uffd_move(void)
+{
+	struct uffdio_api api = { .api = UFFD_API, .features = 1UL << 16 };
+	struct move move = { .dst = (uintptr_t)untouched(0, 0, 4), .src = (uintptr_t)written(1, 0, 4), .len = 4 * PAGE };
+	struct uffdio_register range = { .range = { (uintptr_t)at(0, 0), 4 * PAGE }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+
+	if (fd < 0)
+		return NO_FAULT_FD;
+	keep_fd(fd);
+	watch(0, 4);
+	watch(1, 4);
+	if (ioctl(fd, UFFDIO_API, &api) != 0)
+		return lacking("UFFDIO_MOVE");
+	must(ioctl(fd, UFFDIO_REGISTER, &range) == 0);
+	if (kernel_call(SYS_ioctl, fd, (long)_IOWR(0xaa, 5, struct move), (long)&move, 0, 0, 0) != 0)
+		return NO_FAULT_FD;
+	return RAN;
+}
+
 static enum verdict uffd_unregister(void)
 {
 	struct uffdio_range range = { (uintptr_t)written(0, 0, 8), 8 * PAGE };
@@ -343,63 +378,6 @@ static enum verdict uffd_unregister(void)
 	want(kernel_call(SYS_ioctl, fd, UFFDIO_UNREGISTER, (long)&range, 0, 0, 0) == 0);
 	return RAN;
 }
-
-/* ---- the 32-bit entry ---- */
-
-static int interrupt_80(int number, unsigned long a, unsigned long b, unsigned long c)
-{
-	int result;
-
-	__asm__ volatile("int $0x80"
-			 : "=a"(result)
-			 : "a"(number), "b"(a), "c"(b), "d"(c)
-			 : "memory", "r8", "r9", "r10", "r11");
-	return result;
-}
-
-static int has_entry_32;
-
-/* Where the entry is switched off, the instruction is a fault: a child finds out before the device is opened. */
-void rare_probe(void)
-{
-	pid_t pid = fork();
-	int status;
-
-	must(pid >= 0);
-	if (pid == 0)
-		_exit(interrupt_80(20, 0, 0, 0) > 0 ? 0 : 1);
-	must(waitpid(pid, &status, 0) == pid);
-	has_entry_32 = status == 0;
-}
-
-/* Memory that 32 bits can name, at an address of its own each time. */
-static char *low_memory(void)
-{
-	static uintptr_t next = 0x30000000;
-	void *wanted = (void *)(next += 0x1000000);
-	char *a = mmap(wanted, 4 * PAGE, RW, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-
-	must(a == wanted);
-	write_pages(a, 4);
-	watch_at(0, a, 4);
-	return a;
-}
-
-static enum verdict entry_32(int number, unsigned long c)
-{
-	char *a;
-	int result;
-
-	if (!has_entry_32)
-		return skip("the kernel has no 32-bit entry");
-	a = low_memory();
-	result = interrupt_80(number, (uintptr_t)a, 4 * PAGE, c);
-	want(result == 0);
-	return RAN;
-}
-
-static enum verdict entry_32_munmap(void) { return entry_32(91, 0); }
-static enum verdict entry_32_madvise(void) { return entry_32(219, MADV_DONTNEED); }
 
 /* ---- the rest ---- */
 
@@ -442,7 +420,7 @@ static enum verdict clear_references(const char *what)
 static enum verdict clear_soft_dirty(void)
 {
 	/* A kernel without soft-dirty bits accepts the write and does nothing. */
-	if (!judging)
+	if (!expendable())
 		return skip("whether this kernel keeps soft-dirty bits can't be seen from here");
 	return clear_references("4");
 }
@@ -460,67 +438,56 @@ static enum verdict write_through_proc(void)
 	return RAN;
 }
 
-static enum verdict swap_in(void)
-{
-	return skip("it takes swap space");
-}
-
-static enum verdict merged(void)
-{
-	return skip("KSM is off in this walk");
-}
-
-#define ZERO(title, function) { .name = title, .class = EXACT, .run = function, .expect = EVERYWHERE(NOTHING) }
+#define ZERO(title, function) { .name = title, .key = "nothing", .class = EXACT, .run = function, .expect = EVERYWHERE(NOTHING) }
 #define FOUR_PAGES EVENTS(4, A(0, 1), A(1, 2), A(2, 3), A(3, 4))
 
 static const struct row rows[] = {
 	ZERO("hugetlb fault 2x2 MiB", hugetlb_fault),
-	{ .name = "hugetlb munmap 4 MiB", .class = EXACT, .run = hugetlb_munmap,
+	{ .name = "hugetlb munmap 4 MiB", .key = "munmap", .class = EXACT, .run = hugetlb_munmap,
 	  .expect = BY_KERNEL(EVENTS(2, A(0, 1024), A(0, 1024)), EVENTS(2, A(0, 1024), A(0, 1024)), EVENTS(1, A(0, 1024)), EVENTS(1, A(0, 1024))) },
-	{ .name = "hugetlb munmap 2 MiB", .class = EXACT, .run = hugetlb_munmap_one,
+	{ .name = "hugetlb munmap 2 MiB", .key = "munmap", .class = EXACT, .run = hugetlb_munmap_one,
 	  .expect = BY_KERNEL(EVENTS(2, A(0, 512), A(0, 512)), EVENTS(2, A(0, 512), A(0, 512)), EVENTS(1, A(0, 512)), EVENTS(1, A(0, 512))) },
-	{ .name = "hugetlb MADV_DONTNEED the first 2 MiB", .class = EXACT, .run = hugetlb_dontneed,
+	{ .name = "hugetlb MADV_DONTNEED the first 2 MiB", .key = "madvise-drop", .class = EXACT, .run = hugetlb_dontneed,
 	  .expect = BY_KERNEL(NOTHING, EVENTS(2, A(0, 512), A(0, 512)), EVENTS(1, A(0, 512)), EVENTS(1, A(0, 512))) },
-	{ .name = "hugetlb mprotect RW -> R", .class = EXACT, .run = hugetlb_mprotect, .expect = EVERYWHERE(EVENTS(1, A(0, 1024))) },
-	{ .name = "hugetlb shared ftruncate 4 -> 2 MiB", .class = EXACT, .run = hugetlb_file_truncate, .expect = EVERYWHERE(EVENTS(1, A(512, 1024))) },
-	{ .name = "hugetlb shared munmap 4 MiB", .class = EXACT, .run = hugetlb_file_munmap,
+	{ .name = "hugetlb mprotect RW -> R", .key = "mprotect", .class = EXACT, .run = hugetlb_mprotect, .expect = EVERYWHERE(EVENTS(1, A(0, 1024))) },
+	{ .name = "hugetlb shared ftruncate 4 -> 2 MiB", .key = "truncate", .class = EXACT, .run = hugetlb_file_truncate, .expect = EVERYWHERE(EVENTS(1, A(512, 1024))) },
+	{ .name = "hugetlb shared munmap 4 MiB", .key = "munmap", .class = EXACT, .run = hugetlb_file_munmap,
 	  .expect = BY_KERNEL(EVENTS(2, A(0, 1024), A(0, 1024)), EVENTS(2, A(0, 1024), A(0, 1024)), EVENTS(1, A(0, 1024)), EVENTS(1, A(0, 1024))) },
 
-	{ .name = "munmap of a whole huge page", .class = EXACT, .run = transparent_munmap, .expect = EVERYWHERE(EVENTS(1, A(0, 512))) },
-	{ .name = "mprotect of a whole huge page", .class = EXACT, .run = transparent_mprotect, .expect = EVERYWHERE(EVENTS(1, A(0, 512))) },
-	{ .name = "munmap 1p inside a huge page", .class = SPLIT, .run = transparent_munmap_page,
+	{ .name = "munmap of a whole huge page", .key = "munmap", .class = EXACT, .run = transparent_munmap, .expect = EVERYWHERE(EVENTS(1, A(0, 512))) },
+	{ .name = "mprotect of a whole huge page", .key = "mprotect", .class = EXACT, .run = transparent_mprotect, .expect = EVERYWHERE(EVENTS(1, A(0, 512))) },
+	{ .name = "munmap 1p inside a huge page", .key = "munmap", .class = SPLIT, .run = transparent_munmap_page,
 	  .expect = EVERYWHERE(EVENTS(2, A(0, 512), A(1, 2))), .own = EVENTS(1, A(1, 2)) },
-	{ .name = "mprotect 1p inside a huge page", .class = SPLIT, .run = transparent_mprotect_page,
+	{ .name = "mprotect 1p inside a huge page", .key = "mprotect", .class = SPLIT, .run = transparent_mprotect_page,
 	  .expect = EVERYWHERE(EVENTS(2, A(0, 512), A(1, 2))), .own = EVENTS(1, A(1, 2)) },
-	{ .name = "MADV_DONTNEED 1p inside a huge page", .class = SPLIT, .run = transparent_dontneed_page,
+	{ .name = "MADV_DONTNEED 1p inside a huge page", .key = "madvise-drop", .class = SPLIT, .run = transparent_dontneed_page,
 	  .expect = EVERYWHERE(EVENTS(2, A(1, 2), A(0, 512))), .own = EVENTS(1, A(1, 2)) },
-	{ .name = "MADV_FREE 1p inside a huge page", .class = SPLIT, .run = transparent_free_page, .own = EVENTS(1, A(1, 2)),
+	{ .name = "MADV_FREE 1p inside a huge page", .key = "madvise-drop", .class = SPLIT, .run = transparent_free_page, .own = EVENTS(1, A(1, 2)),
 	  .expect = BY_KERNEL(EVENTS(3, A(1, 2), A(0, 512), A(0, 512)), EVENTS(3, A(1, 2), A(0, 512), A(0, 512)),
 			      EVENTS(3, A(1, 2), A(0, 512), A(0, 512)), EVENTS(2, A(1, 2), A(0, 512))) },
 
-	{ .name = "mbind without MOVE", .class = UNREACHED, .run = bind_plain, .expect = EVERYWHERE(NOTHING) },
-	{ .name = "mbind MPOL_MF_MOVE to the other node", .class = UNREACHED, .run = bind_move, .expect = EVERYWHERE(FOUR_PAGES) },
-	{ .name = "mbind MPOL_MF_MOVE, already there", .class = UNREACHED, .run = bind_there, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "mbind without MOVE", .key = "nothing", .class = EXACT, .run = bind_plain, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "mbind MPOL_MF_MOVE to the other node", .key = "numa", .class = COVERED, .run = bind_move, .expect = EVERYWHERE(FOUR_PAGES) },
+	{ .name = "mbind MPOL_MF_MOVE, already there", .key = "numa", .class = COVERED, .run = bind_there, .expect = EVERYWHERE(NOTHING) },
 	ZERO("move_pages, query only", move_query),
-	{ .name = "move_pages to the other node", .class = UNREACHED, .run = move_away, .expect = EVERYWHERE(FOUR_PAGES) },
-	{ .name = "move_pages, already there", .class = UNREACHED, .run = move_there, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "move_pages to the other node", .key = "numa", .class = COVERED, .run = move_away, .expect = EVERYWHERE(FOUR_PAGES) },
+	{ .name = "migrate_pages to the other node", .key = "numa", .class = COVERED, .run = migrate, .unrecorded = 1, .expect = EVERYWHERE(FOUR_PAGES) },
+	{ .name = "move_pages, already there", .key = "numa", .class = COVERED, .run = move_there, .expect = EVERYWHERE(NOTHING) },
 
 	ZERO("UFFDIO_REGISTER", uffd_register),
 	ZERO("UFFDIO_COPY 4p", uffd_copy),
 	ZERO("UFFDIO_ZEROPAGE 2p", uffd_zero),
-	{ .name = "UFFDIO_WRITEPROTECT 4p", .class = UNREACHED, .run = uffd_protect, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "UFFDIO_UNREGISTER of write-protect mode", .class = UNREACHED, .run = uffd_unregister,
+	{ .name = "UFFDIO_WRITEPROTECT 4p", .key = "own-uffd", .class = COVERED, .run = uffd_protect, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
+	{ .name = "UFFDIO_MOVE 4p", .key = "own-uffd", .class = COVERED, .run = uffd_move, .derived = 1,
+	  .expect = BY_KERNEL(NOTHING, NOTHING, EVENTS(1, C(0, 4)), EVENTS(1, C(0, 4))) },
+	{ .name = "UFFDIO_UNREGISTER of write-protect mode", .key = "own-uffd", .class = COVERED, .run = uffd_unregister,
 	  .expect = BY_KERNEL(NOTHING, EVENTS(1, A(0, 8)), EVENTS(1, A(0, 8)), EVENTS(1, A(0, 8))) },
 
-	{ .name = "32-bit entry: munmap 4p", .class = UNREACHED, .run = entry_32_munmap, .once = 1, .derived = 1, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
-	{ .name = "32-bit entry: madvise DONTNEED 4p", .class = UNREACHED, .run = entry_32_madvise, .once = 1, .derived = 1, .expect = EVERYWHERE(EVENTS(1, A(0, 4))) },
 
-	{ .name = "PAGEMAP_SCAN with write-protection", .class = COVERED, .run = pagemap_scan, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
-	{ .name = "soft-dirty clear (clear_refs 4)", .class = BEYOND, .run = clear_soft_dirty, .expect = EVERYWHERE(EVENTS(1, A(-1048576, 1048576))) },
+	{ .name = "PAGEMAP_SCAN with write-protection", .key = "pagemap-scan", .class = COVERED, .run = pagemap_scan, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
+	{ .name = "soft-dirty clear (clear_refs 4)", .key = "foreign-act", .class = BEYOND, .run = clear_soft_dirty, .expect = EVERYWHERE(EVENTS(1, A(-1048576, 1048576))) },
 	ZERO("clear_refs 1", clear_referenced),
 	ZERO("write through /proc/self/mem", write_through_proc),
-	{ .name = "swap-in", .class = BEYOND, .run = swap_in, .expect = EVERYWHERE(NOTHING) },
-	{ .name = "KSM merges, breaks and unmerges pages", .class = BEYOND, .run = merged, .expect = EVERYWHERE(NOTHING) },
 };
 
 TABLE(table_rare, "huge pages and rare calls", rows);

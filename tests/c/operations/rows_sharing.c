@@ -65,6 +65,16 @@ static enum verdict clone_dontneed(void) { return on_anonymous(child_dontneed, 0
 static enum verdict vfork_munmap(void) { return on_anonymous(child_munmap, CLONE_VFORK); }
 static enum verdict vfork_dontneed(void) { return on_anonymous(child_dontneed, CLONE_VFORK); }
 
+/* Another task may take the gap between the look and the act. */
+static enum verdict grow_in_company(void)
+{
+	char *a = written(0, 0, 2);
+
+	watch(0, 4);
+	want(do_mremap(a, 2 * PAGE, 4 * PAGE, MREMAP_MAYMOVE, NULL) == a);
+	return RAN;
+}
+
 static enum verdict vfork_punch(void)
 {
 	file = file_of(8);
@@ -74,12 +84,14 @@ static enum verdict vfork_punch(void)
 }
 
 static const struct row rows[] = {
-	{ .name = "PUNCH_HOLE by a vfork child", .class = EXACT, .run = vfork_punch, .expect = EVERYWHERE(EVENTS(1, A(4, 6))) },
-	{ .name = "munmap by a vfork child", .class = EXACT, .run = vfork_munmap, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
-	{ .name = "MADV_DONTNEED by a vfork child", .class = EXACT, .run = vfork_dontneed, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
-	{ .name = "clone CLONE_VM and exit", .class = EXACT, .run = clone_exit, .expect = EVERYWHERE(NOTHING) },
-	{ .name = "munmap by a clone CLONE_VM child", .class = COVERED, .run = clone_munmap, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
-	{ .name = "MADV_DONTNEED by a clone CLONE_VM child", .class = COVERED, .run = clone_dontneed, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
+	{ .name = "PUNCH_HOLE by a vfork child", .key = "remove", .class = EXACT, .run = vfork_punch, .expect = EVERYWHERE(EVENTS(1, A(4, 6))) },
+	{ .name = "munmap by a vfork child", .key = "munmap", .class = EXACT, .run = vfork_munmap, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
+	{ .name = "MADV_DONTNEED by a vfork child", .key = "madvise-drop", .class = EXACT, .run = vfork_dontneed, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
+	{ .name = "clone CLONE_VM and exit", .key = "nothing", .class = EXACT, .run = clone_exit, .expect = EVERYWHERE(NOTHING) },
+	{ .name = "munmap by a clone CLONE_VM child", .key = "crowd", .class = COVERED, .run = clone_munmap, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
+	{ .name = "mremap MAYMOVE 2p -> 4p after company was seen", .key = "crowd", .class = COVERED, .run = grow_in_company, .derived = 1,
+	  .expect = EVERYWHERE(NOTHING) },
+	{ .name = "MADV_DONTNEED by a clone CLONE_VM child", .key = "crowd", .class = COVERED, .run = clone_dontneed, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
 };
 
 TABLE(table_sharing, "children that share the memory", rows);

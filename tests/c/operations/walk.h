@@ -49,21 +49,25 @@ enum class {
 	EXACT,
 	/* At least one invalidation over every page given; more and wider is allowed. */
 	COVERED,
-	/* Not reached yet: performed, and what was seen is said. */
-	UNREACHED,
+	/* May be a named gap: the coverage table says whether. */
+	GAP,
 	/* No system call of the process causes it: an emulated device reports nothing, the module does. */
 	BEYOND,
 	/* As EXACT, but the module adds what it does on its own (the split of a huge page). */
 	SPLIT,
 };
 
-enum verdict { RAN, SKIPPED, LACKING };
+/* LACKING: the kernel doesn't know the call. REFUSED: it refused it for this kind of
+ * memory, and nothing is known. IMPOSSIBLE: there is no such operation on this kind of memory. */
+enum verdict { RAN, SKIPPED, LACKING, REFUSED, IMPOSSIBLE };
 
 struct row {
 	const char *name;
+	/* Its row of the emulator's coverage table. */
+	const char *key;
 	enum class class;
 	enum verdict (*run)(void);
-	/* EXACT, COVERED, UNREACHED: what is reported. BEYOND, SPLIT: what the module reports. */
+	/* EXACT, COVERED, GAP: what is reported. BEYOND, SPLIT: what the module reports. */
 	struct expect expect[KERNELS];
 	/* SPLIT: what an emulated device reports. */
 	struct expect own;
@@ -75,6 +79,10 @@ struct row {
 	int once;
 	/* The recorded value holds where mremap moves several mappings at once; else that of 6.12. */
 	int moves_several;
+	/* How often can't be told, on the module neither. */
+	int loose;
+	/* Nobody recorded a value: the comparison of two backends alone judges. */
+	int unrecorded;
 	/* A kernel that refuses with this errno may have acted, or not: more is allowed. */
 	int refusal_covered;
 };
@@ -86,13 +94,31 @@ struct table {
 };
 
 extern const struct table table_map, table_remap, table_protect, table_advise, table_file, table_disk,
-	table_process, table_library, table_rare, table_sharing, table_ring;
+	table_process, table_library, table_rare, table_entry, table_moved, table_sharing, table_ring;
 
-/* Finds out what the rare rows need to know of the kernel; before the device is opened. */
-void rare_probe(void);
+/* Finds out what the rows of other entries need to know of the kernel; before the device is opened. */
+void entry_probe(void);
+
+/* Calls `each` for every operation on every kind of memory (rows_kinds.c). */
+extern const struct table table_kinds;
+void kinds_walk(void (*each)(const struct row *row));
 
 #define TABLE(symbol, title, array) \
 	const struct table symbol = { title, array, sizeof(array) / sizeof((array)[0]) }
+
+/* ---- what the emulator claims to see (coverage.c) ---- */
+
+enum sight { SEEN_EXACTLY, SEEN_COVERED, UNSEEN, SEEN_NEVER, SIGHTS };
+
+const char *sight_name(enum sight sight);
+/* Reads the table; without it, a module is walked. */
+void coverage_read(const char *path);
+enum sight coverage_of(const char *key);
+/* What became of a row of the walk: not performed, and why; or performed. */
+void coverage_skip(const char *key, const char *reason);
+void coverage_performed(const char *key, int exactly, int reported, int by_module);
+/* After a whole walk: says which rows of the table weren't put to the test; returns how many should have been. */
+int coverage_finish(void);
 
 /* ---- the device (device.c) ---- */
 
@@ -101,6 +127,7 @@ void device_open(void);
 void watch(int memory, long pages);
 /* As watch, in cells of `cell` pages: for areas of many pages. */
 void watch_cells(int memory, long pages, long cell);
+void watch_cells_at(int memory, void *base, long pages, long cell);
 /* As watch, at any page-aligned address. */
 void watch_at(int memory, void *base, long pages);
 /* Exactly one region of `bytes` bytes. */
@@ -180,8 +207,12 @@ int want_(int condition, const char *text);
 /* Preparation must work: ends the walk otherwise. */
 #define must(condition) must_((condition), #condition, __FILE__, __LINE__)
 void must_(int condition, const char *text, const char *file, int line);
-/* True where the judge runs: the real module, in a machine that may be harmed. */
+/* True where the judge runs: the real module. */
 extern int judging;
+/* Whether the current folder's files are never written back. */
+int folder_is_in_memory(void);
+/* True in a guest, whose memory may be poisoned and whose settings may be changed. */
+int expendable(void);
 
 /* Advice and calls that are younger than the headers. */
 #ifndef MADV_POPULATE_READ

@@ -64,7 +64,8 @@ pub(super) fn mapped(
     out
 }
 
-/// Appends what a hole punch invalidates: the whole pages inside.
+/// Appends what a hole punch invalidates: the whole pages inside; where there is a disk, also those that it covers
+/// in part, whose rest a file system may clean (ext4 on 6.12).
 pub(super) fn punch(
     target: &mut dyn Target,
     view: &View,
@@ -79,8 +80,10 @@ pub(super) fn punch(
         // A hole that ends inside the first page: `unmap_end` of truncate_pagecache_range and
         // shmem_fallocate is -1 and passes their unsigned comparison, and everything is unmapped from the
         // hole's rounded start to the end of the file. Seen on 6.18.
-        _ if end < PAGE_SIZE => (page_up(offset), u64::MAX),
-        _ => (page_up(offset), page_down(end)),
+        FileKind::Tmpfs if end < PAGE_SIZE => (page_up(offset), u64::MAX),
+        FileKind::Tmpfs => (page_up(offset), page_down(end)),
+        _ if end < PAGE_SIZE => (Some(page_down(offset)), u64::MAX),
+        _ => (Some(page_down(offset)), page_up(end).unwrap_or(u64::MAX)),
     };
     if let Some(from) = from
         && from < to

@@ -485,6 +485,16 @@ fn punching_holes() {
     let late = punch(10, 100);
     row_with("PUNCH_HOLE inside the first page, later", &eight, late, Same("[A+1,A+8)"), with_file(8));
     row_with("PUNCH_HOLE inside the second page", &eight, punch(P, 100), Same(""), with_file(8));
+    // Not in the recordings either; the module reported it on 6.12.
+    let disk = [Mapping { device: DISK, ..memfd(A, 8, INO, 0) }];
+    let unaligned = punch(2 * P + 100, 2 * P);
+    row_with(
+        "PUNCH_HOLE unaligned, ext4",
+        &disk,
+        unaligned,
+        Covers("[A+2,A+3) [A+3,A+4) [A+4,A+5)"),
+        |fake| fake.open(FD, DISK, INO, 8 * P, FileKind::Disk),
+    );
 
     let zero = Op::Fallocate { fd: FD, mode: 0x10, offset: 2 * P + 1, len: P };
     row_with("ZERO_RANGE", &eight, zero, Covers("[A+2,A+4)"), with_file(8));
