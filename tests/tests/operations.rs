@@ -208,6 +208,7 @@ fn operations_are_missed_or_misreported_in_containers() {
     let stage = Stage::new();
     let (walk, confine) =
         (walk(&stage), stage.client(&Client::program("confine", &["badly_used/confine.c"])));
+    let coverage = coverage(&stage, str::to_owned);
     let surroundings =
         ["docker", "podman", "deny=userfaultfd,io_uring_setup", "deny=ptrace,process_vm_readv,kcmp"];
     for (nth, how) in surroundings.into_iter().enumerate() {
@@ -219,6 +220,8 @@ fn operations_are_missed_or_misreported_in_containers() {
             .arg(stage.binary())
             .args(["run", "--"])
             .arg(&walk)
+            .arg("--coverage")
+            .arg(&coverage)
             .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
             .limit(Duration::from_secs(120))
             .run();
