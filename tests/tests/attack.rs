@@ -1,7 +1,7 @@
 //! What a hostile or merely busy program does to the emulator: nothing is missed, nothing hangs, nothing is left.
 
 use std::time::Duration;
-use ummunotify_tests::{Account, Client, Mode, Stage, say};
+use ummunotify_tests::{Account, Client, Mode, Stage, say, skip};
 
 /// Invalidations that each owner makes in a storm.
 const ROUNDS: &str = "4000";
@@ -28,5 +28,21 @@ fn noise_on_its_sockets_disturbs_the_supervisor() {
     let noise = stage.client(&Client::program("noise", &["attack/noise.c"]));
     for account in Account::available() {
         stage.program(Mode::Run, account, &noise).limit(Duration::from_secs(60)).run().assert_success();
+    }
+}
+
+/// The place where a process's memory is looked at has a deadline, and is its own.
+#[test]
+fn a_process_that_cannot_be_looked_at_delays_another_one() {
+    let stage = Stage::new();
+    let stuck = stage.client(&Client::program("stuck", &["attack/stuck.c"]));
+    for (nth, account) in Account::available().into_iter().enumerate() {
+        let outcome = stage.program(Mode::EMULATED[nth % 2], account, &stuck).run();
+        if outcome.code() == Some(77) {
+            skip(&format!("a process that can't be looked at, {account:?}"), outcome.stdout.trim());
+            continue;
+        }
+        outcome.assert_success();
+        say(&format!("{account:?}: {}", outcome.stdout.trim_end().replace('\n', "; ")));
     }
 }

@@ -133,6 +133,34 @@ fn the_walk_hangs_on_a_stacked_file_system() {
     assert!(tally(&outcome, "unreached") > 0, "{outcome}");
 }
 
+/// In containers, and where single calls that the emulator could use are denied: all is seen that is seen elsewhere.
+#[test]
+fn operations_are_missed_or_misreported_in_containers() {
+    let stage = Stage::new();
+    let (walk, confine) =
+        (walk(&stage), stage.client(&Client::program("confine", &["badly_used/confine.c"])));
+    let surroundings =
+        ["docker", "podman", "deny=userfaultfd,io_uring_setup", "deny=ptrace,process_vm_readv,kcmp"];
+    for (nth, how) in surroundings.into_iter().enumerate() {
+        let accounts = Account::available();
+        let account = accounts[nth % accounts.len()];
+        let outcome = stage
+            .program(Mode::Native, account, &confine)
+            .arg(how)
+            .arg(stage.binary())
+            .args(["run", "--"])
+            .arg(&walk)
+            .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
+            .limit(Duration::from_secs(120))
+            .run();
+        let failed = failures(&outcome);
+        assert!(failed.is_empty(), "{how} {account:?}: rows that were reported wrongly:\n{failed}");
+        outcome.assert_success();
+        assert!(tally(&outcome, "ok") >= LEAST_ROWS - 30, "{outcome}");
+        say(&format!("{how} {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
+    }
+}
+
 /// A library that merely wraps libc's mapping calls, complete as it may look, isn't enough: if the walk let it
 /// pass, it wouldn't be able to tell that the filter is missing.
 #[test]

@@ -33,6 +33,28 @@ fn a_cache_entry_is_stale_while_the_counter_says_that_it_is_current() {
     }
 }
 
+/// The same by bare instructions, and in a process and a child of it at once.
+#[test]
+fn a_cache_entry_is_stale_by_raw_calls_or_in_a_forked_child() {
+    let stage = Stage::new();
+    let race = stage.client(&Client::program("race", &["race/race.c"]));
+    let rounds: u64 =
+        env::var("UMMUNOTIFY_RACE_ROUNDS").map_or(ROUNDS / 10, |text| text.parse().unwrap_or(ROUNDS));
+    for (nth, account) in Account::available().into_iter().enumerate() {
+        let limit = Duration::from_secs(30) + Duration::from_millis(rounds * 2);
+        let program = stage.program(Mode::EMULATED[nth % 2], account, &race).arg(rounds.to_string());
+        let outcome = program.args(["raw", "fork"]).limit(limit).run();
+        outcome.assert_success();
+        say(&format!(
+            "raw, beside a child: {account:?}: {} in {:?}",
+            outcome.stdout.trim_end(),
+            outcome.elapsed
+        ));
+        assert_eq!(figure(&outcome, "stale"), 0, "{outcome}");
+        assert!(figure(&outcome, "reused") >= 50, "too few rounds reused an address: {outcome}");
+    }
+}
+
 /// A device that never reports anything must lose the race, or the race tells nothing.
 #[test]
 fn a_device_that_reports_nothing_wins_the_race() {

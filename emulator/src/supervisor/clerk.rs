@@ -37,8 +37,9 @@ pub enum Entrance {
     Door,
 }
 
-/// Serves a connection to its end.
-pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance) {
+/// Serves a connection to its end. `crowded` tells whether others may need the place: then a peer that says
+/// nothing for a second has to go.
+pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance, crowded: impl Fn() -> bool) {
     let Ok(peer) = connection.peer() else { return };
     let ours = nix::unistd::getuid().as_raw();
     if peer.uid != ours && peer.uid != 0 && ours != 0 {
@@ -46,10 +47,14 @@ pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance) {
         let _ = connection.refuse(Errno::EPERM);
         return;
     }
+    if connection.limit(1).is_err() {
+        return;
+    }
     loop {
         let asked = match connection.receive() {
             Ok(Some(asked)) => asked,
             Ok(None) => return,
+            Err(Errno::EAGAIN) if entrance == Entrance::Control || !crowded() => continue,
             Err(e @ (Errno::EPROTO | Errno::EPROTONOSUPPORT)) => {
                 log::warning!("process {}: its shim doesn't speak this supervisor's version", peer.pid);
                 let _ = connection.refuse(e);
@@ -332,11 +337,8 @@ impl Port for RemotePort<'_> {
             payload.extend(r.hint_end.to_ne_bytes());
             payload.extend(r.cookie_counter.to_ne_bytes());
         }
-        self.connection.limit(1)?;
         self.connection.reply(i64::try_from(records.len()).unwrap_or(0), [0; 6], &payload, &[])?;
-        let answer = self.connection.receive();
-        self.connection.limit(0)?;
-        match answer? {
+        match self.connection.receive()? {
             Some(Asked { op: Op::Commit, args: [1, ..], .. }) => Ok(()),
             Some(Asked { op: Op::Commit, .. }) => Err(Errno::EFAULT),
             _ => Err(Errno::EPROTO),

@@ -139,7 +139,9 @@ impl MainLoop {
         clerks.fetch_add(1, Ordering::AcqRel);
         let started =
             std::thread::Builder::new().name("clerk".into()).stack_size(512 * 1024).spawn(move || {
-                clerk::serve(&shared, &connection, entrance);
+                // Half of the places stay free of those who say nothing.
+                let crowded = || clerks.load(Ordering::Acquire) > MAX_CLERKS / 2;
+                clerk::serve(&shared, &connection, entrance, crowded);
                 drop(connection);
                 clerks.fetch_sub(1, Ordering::AcqRel);
                 shared.tell(Message::Ended);

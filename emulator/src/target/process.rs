@@ -10,6 +10,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{IoSliceMut, Read};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -251,9 +252,16 @@ impl Target for ProcessTarget<'_> {
         let base = usize::try_from(address).map_err(|_| fail(libc::EFAULT))?;
         let len = buffer.len();
         let remote = [RemoteIoVec { base, len }];
-        let read = process_vm_readv(Pid::from_raw(self.tid), &mut [IoSliceMut::new(buffer)], &remote)
-            .map_err(|errno| fail(errno as i32))?;
-        if read == len { Ok(()) } else { Err(fail(libc::EFAULT)) }
+        match process_vm_readv(Pid::from_raw(self.tid), &mut [IoSliceMut::new(&mut *buffer)], &remote) {
+            Ok(read) if read == len => Ok(()),
+            Ok(_) => Err(fail(libc::EFAULT)),
+            // The profiles of some containers keep the call away, not the file. It also reads what the target
+            // itself can't (proc_pid_mem(5)): then its call fails, and all that is told is too much.
+            Err(Errno::EPERM | Errno::ENOSYS) => File::open(self.path("mem"))
+                .and_then(|memory| memory.read_exact_at(buffer, address))
+                .map_err(|error| fail(error.raw_os_error().unwrap_or(libc::EFAULT))),
+            Err(errno) => Err(fail(errno as i32)),
+        }
     }
 
     fn resolve_path(&mut self, directory: i32, path: u64) -> Result<PathTarget> {

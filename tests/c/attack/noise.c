@@ -1,6 +1,7 @@
 /*
  * Says nonsense to its supervisor: at the addresses of the supervisor and of the context, connection after
- * connection, packets of every length, with descriptors that mean nothing. The device must work as before.
+ * connection, packets of every length, with descriptors that mean nothing. Then it connects and says nothing, more often than
+ * there are threads to listen, and keeps it so. The device must work as before, other opens included.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -42,22 +43,30 @@ static void send_packet(int socket, const void *bytes, size_t length, int descri
 	sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-static void shout(const char *prefix, unsigned long number)
+/* A connection to one of the abstract addresses of emulator/abi/src/wire.rs, which begin with a zero byte; -1. */
+static int connect_to(const char *prefix, unsigned long number)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	/* Behind a zero byte: the abstract addresses of emulator/abi/src/wire.rs. */
 	size_t length = 1 + sprintf(address.sun_path + 1, "ummunotify-%s-%016lx", prefix, number);
+	int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
 
+	if (socket_fd < 0)
+		return -1;
+	if (connect(socket_fd, (struct sockaddr *)&address, offsetof(struct sockaddr_un, sun_path) + length) != 0) {
+		close(socket_fd);
+		return -1;
+	}
+	return socket_fd;
+}
+
+static void shout(const char *prefix, unsigned long number)
+{
 	for (unsigned round = 0; round < 64; round++) {
 		uint32_t words[LONGEST / 4];
-		int socket_fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+		int socket_fd = connect_to(prefix, number);
 
 		if (socket_fd < 0)
 			continue;
-		if (connect(socket_fd, (struct sockaddr *)&address, offsetof(struct sockaddr_un, sun_path) + length) != 0) {
-			close(socket_fd);
-			continue;
-		}
 		reached++;
 		for (size_t i = 0; i < LONGEST / 4; i++)
 			words[i] = (uint32_t)random();
@@ -69,6 +78,16 @@ static void shout(const char *prefix, unsigned long number)
 			    (int)(round % 3) - 1);
 		close(socket_fd);
 	}
+}
+
+/* Says nothing, on more connections than 64 that are served at once. They stay. */
+static int fall_silent(const char *prefix, unsigned long number)
+{
+	int silent = 0;
+
+	for (int i = 0; i < 80; i++)
+		silent += connect_to(prefix, number) >= 0;
+	return silent;
 }
 
 int main(void)
@@ -88,6 +107,11 @@ int main(void)
 	munmap(page, 4096);
 	if (read(device, events, sizeof(events)) != 2 * sizeof(*events) || events[0].user_cookie_counter != 7)
 		return fprintf(stderr, "the device doesn't work any more\n"), 1;
-	printf("connections=%d\n", reached);
-	return reached == 0;
+	int silent = fall_silent("sup", token) + fall_silent("ctx", status.st_ino);
+	int other = open("/dev/ummunotify", O_RDONLY);
+
+	if (other < 0 || close(other) != 0)
+		return perror("open beside silent connections"), 1;
+	printf("connections=%d silent=%d\n", reached, silent);
+	return reached == 0 || silent != 160;
 }

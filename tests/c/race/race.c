@@ -2,7 +2,10 @@
  * The address-reuse race: a registration cache that is validated by the counter page alone must never answer
  * for memory that was unmapped and given to somebody else.
  *
- *   race ROUNDS
+ *   race ROUNDS [raw] [fork]
+ *
+ * raw: the mapping calls are instructions of this program, not libc's. fork: a child that was forked with a device
+ * open runs the same race at the same time.
  *
  * Owners map a page, stamp it, register it, publish the cache entry (address, counter value, stamp), and unmap
  * it. Others map pages all the time; whoever is given an address that an entry names looks it up. The entry is
@@ -17,12 +20,15 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define PAGE 4096UL
@@ -57,9 +63,42 @@ static void must(int condition, const char *what)
 	}
 }
 
+static bool raw;
+
+static long instruction(long number, long a, long b, long c, long d, long e)
+{
+	register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = 0;
+	long result;
+
+	__asm__ volatile("syscall"
+			 : "=a"(result)
+			 : "0"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+			 : "rcx", "r11", "memory");
+	if (result < 0 && result > -4096) {
+		errno = (int)-result;
+		return -1;
+	}
+	return result;
+}
+
+static int unmap(void *start)
+{
+	return raw ? (int)instruction(SYS_munmap, (long)start, PAGE, 0, 0, 0) : munmap(start, PAGE);
+}
+
+static char *move(char *page, char *place)
+{
+	const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+
+	return raw ? (char *)instruction(SYS_mremap, (long)page, PAGE, PAGE, flags, (long)place)
+		   : mremap(page, PAGE, PAGE, flags, place);
+}
+
 static char *map_page(void)
 {
-	char *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	const int protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+	char *page = raw ? (char *)instruction(SYS_mmap, 0, PAGE, protection, flags, -1)
+			 : mmap(NULL, PAGE, protection, flags, -1, 0);
 
 	must(page != MAP_FAILED, "mmap");
 	return page;
@@ -118,11 +157,11 @@ static void *owner_main(void *argument)
 			/* The new place is already ours, so that no address is made up. */
 			char *place = map_page();
 
-			must(mremap(page, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place, "mremap");
+			must(move(page, place) == place, "mremap");
 			must(*(volatile uint64_t *)place == stamp, "the page moved");
-			munmap(place, PAGE);
+			must(unmap(place) == 0, "munmap");
 		} else {
-			must(munmap(page, PAGE) == 0, "munmap");
+			must(unmap(page) == 0, "munmap");
 		}
 		/* Only now may others run into the address: let them. */
 		sched_yield();
@@ -171,7 +210,7 @@ static void *other_main(void *unused)
 		}
 		if (++count == HELD) {
 			while (count > 0)
-				must(munmap(held[--count], PAGE) == 0, "munmap");
+				must(unmap(held[--count]) == 0, "munmap");
 		}
 		sched_yield();
 	}
@@ -183,11 +222,25 @@ int main(int argc, char **argv)
 	pthread_t owner_threads[OWNERS], other_threads[OTHERS];
 	uint64_t rounds = 0, current = 0, outdated = 0;
 
-	if (argc != 2) {
-		fprintf(stderr, "usage: race ROUNDS\n");
+	pid_t child = -1;
+	int status = 0;
+
+	if (argc < 2) {
+		fprintf(stderr, "usage: race ROUNDS [raw] [fork]\n");
 		return 2;
 	}
 	rounds_each = strtoull(argv[1], NULL, 10) / OWNERS;
+	for (int i = 2; i < argc; i++) {
+		raw |= strcmp(argv[i], "raw") == 0;
+		if (strcmp(argv[i], "fork") == 0) {
+			must(open("/dev/ummunotify", O_RDONLY) >= 0, "open /dev/ummunotify");
+			child = fork();
+			must(child >= 0, "fork");
+			/* What the child prints isn't the result: that is its exit code. */
+			if (child == 0)
+				must(freopen("/dev/null", "w", stdout) != NULL, "/dev/null");
+		}
+	}
 	for (int i = 0; i < OWNERS; i++) {
 		owners[i].number = i;
 		must(pthread_create(&owner_threads[i], NULL, owner_main, &owners[i]) == 0, "pthread_create");
@@ -204,5 +257,7 @@ int main(int argc, char **argv)
 		pthread_join(other_threads[i], NULL);
 	printf("rounds=%lu reused=%lu stale=%lu current=%lu outdated=%lu\n", (unsigned long)rounds,
 	       (unsigned long)reused, (unsigned long)stale, (unsigned long)current, (unsigned long)outdated);
-	return stale == 0 ? 0 : 1;
+	if (child > 0)
+		must(waitpid(child, &status, 0) == child, "waitpid");
+	return stale == 0 && status == 0 ? 0 : 1;
 }
