@@ -1,5 +1,5 @@
 #!/bin/sh
-# switch.sh BINARY EXAMPLES BUILD SWITCHES: in the guest, contexts that move between emulator and module under load.
+# switch.sh BINARY EXAMPLES BUILD SWITCHES, all absolute: in the guest, contexts that move between emulator and module under load.
 # A line a part; exit code 1 if one failed.
 set -u
 binary=$1 examples=$2 build=$3 switches=$4
@@ -62,23 +62,67 @@ killed() {
 	echo
 }
 
+# order WORD: given to the program, and carried out.
+order() {
+	lines=$(wc -l </tmp/output)
+	echo "$1" >&4
+	while [ "$(wc -l </tmp/output)" = "$lines" ]; do sleep 0.1; done
+}
+
+# Back to the emulator only when no thread is inside a call that nobody but the module has recorded.
+inside() {
+	start obedient
+	"$binary" switch $client kmod || return 1
+	order hang
+	sleep 0.5
+	! "$binary" switch $client emulated --deadline 1 2>/tmp/refusal || return 1
+	cat /tmp/refusal
+	grep -q 'every thread outside.*ETIMEDOUT' /tmp/refusal || return 1
+	[ "$("$binary" switch $client kmod)" = "process $client: 1 context on kmod already" ] || return 1
+	order release
+	"$binary" switch $client emulated || return 1
+	# And there such a call is recorded, so it is none to wait for on the way to the module.
+	order hang
+	"$binary" switch $client kmod || return 1
+	"$binary" switch $client emulated || return 1
+	order release
+	exec 4>&-
+	wait $client || { cat /tmp/output; return 1; }
+	echo 'waited for a thread inside'
+	echo
+}
+
 # The supervisor is killed while its client is on the module.
 orphan() {
-	start orphan
+	start obedient
 	"$binary" switch $client kmod || return 1
 	kill -9 $(supervisors)
 	while [ -n "$(supervisors)" ]; do sleep 0.1; done
-	echo >&4
+	echo orphan >&4
 	wait $client || { cat /tmp/output; return 1; }
 	echo 'everything was reported once'
 	echo
 }
 
-part load emulated "$build/switching" load "$binary" switch PID kmod --times "$switches"
-part waiters emulated "$build/switching" waiters "$binary" switch PID kmod --times $((switches / 5))
+# Some rounds on the module without a move, which would wake whoever should have been woken before; then moves.
+cat >/tmp/moves.sh <<END
+rounds() { grep -c ^round /tmp/part; }
+for phase in 1 2; do
+	'$binary' switch \$1 kmod || exit 1
+	until=\$((\$(rounds) + 4))
+	while [ \$(rounds) -lt \$until ]; do sleep 0.1; done
+	'$binary' switch \$1 emulated || exit 1
+done
+exec '$binary' switch \$1 kmod --times \$2
+END
+
+cd /tmp || exit 1
+part load emulated "$build/switching" load sh /tmp/moves.sh PID "$switches"
+part waiters emulated "$build/switching" waiters sh /tmp/moves.sh PID $((switches / 5))
 part 'load, ended on the module' emulated "$build/switching" load "$binary" switch PID kmod --times 21
-part 'API' emulated "$examples/switch_itself" $((switches / 10))
+part API emulated "$examples/switch_itself" $((switches / 10))
 part 'API, direct' "$binary" run --backend kmod -- "$examples/switch_itself" direct
+part inside inside
 part orphan orphan
 part killed killed
 part 'nothing left' nothing_left

@@ -7,11 +7,12 @@
  *                                    counter alone; each invalidation must reach its client
  *   switching quiet                  calls nothing on its context until a line comes on standard input
  *
- *   switching orphan                 until a line comes on standard input, the context is moved and the supervisor
- *                                    killed
+ *   switching obedient               takes orders from standard input: `hang` stays inside a call that truncates,
+ *                                    `release` ends that, `orphan` expects that the supervisor is dead
  *
  * COMMAND is run without the shim, PID in it replaced by this process's; the program goes on until it has ended,
- * and fails if that did. Without COMMAND it goes on until SIGTERM. The last line sums up.
+ * and fails if that did. Without COMMAND it goes on until SIGTERM. A line `round` comes after every so many
+ * invalidations; the last line sums up.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -29,6 +30,7 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -65,6 +67,12 @@ static void must(int condition, const char *what)
 		printf("FAIL %s: %s\n", what, strerror(errno));
 		exit(2);
 	}
+}
+
+static void count_round(void)
+{
+	printf("round\n");
+	fflush(stdout);
 }
 
 static double now(void)
@@ -247,7 +255,8 @@ static void *worker_main(void *argument)
 			must(munmap(at, pages * PAGE) == 0, "munmap");
 			at = NULL;
 		}
-		atomic_fetch_add(&unmapped, 1);
+		if ((atomic_fetch_add(&unmapped, 1) + 1) % 25 == 0)
+			count_round();
 		if (look_up(entry)) {
 			atomic_fetch_add(&missed, 1);
 			fail("region %llu is valid after its memory was unmapped", (unsigned long long)entry->cookie);
@@ -406,7 +415,7 @@ static void *tickler_main(void *argument)
 		regions[i][0] = 1;
 		register_region(clients[i].fd, regions[i], 1, 77);
 	}
-	for (int last = 0; !last;) {
+	for (int last = 0; !last; count_round()) {
 		/* Once more after the end of the test: whoever sleeps in a read must come out. */
 		last = stop;
 		clients_stop = last;
@@ -466,36 +475,69 @@ static void quiet(void)
 		fail("the process has another descriptor than before");
 }
 
-/* ----------------------------------------------------------------------------------------------- orphan */
+/* --------------------------------------------------------------------------------------------- obedient */
+
+#define FIFO "hang"
+
+/* Sleeps inside a trapped call until somebody opens the other end. */
+static void *hanger_main(void *argument)
+{
+	(void)argument;
+	must(open(FIFO, O_WRONLY | O_TRUNC) >= 0, "open of the FIFO");
+	return NULL;
+}
 
 /* The death of the supervisor is the same on the module as elsewhere: everything is invalid, once; then EIO. */
-static void orphan(void)
+static void expect_death(struct client *client)
 {
-	static struct client client = { .name = "orphan", .flags = O_NONBLOCK };
 	struct ummunotify_event events[4];
-	struct pollfd input = { .fd = 0, .events = POLLIN };
-	char *region = map_pages(1);
 	ssize_t got;
+
+	if (munmap(map_pages(1), PAGE) == 0 || errno != ENOSYS)
+		fail("munmap without a supervisor: %s", strerror(errno));
+	take(client);
+	if (!client->inval_seen || client->seen != *client->counter)
+		fail("not everything was reported");
+	for (int i = 0; i < 2; i++) {
+		got = read(client->fd, events, sizeof(events));
+		if (got >= 0 || errno != EIO)
+			fail("a read of what nobody records: %zd, %s", got, strerror(errno));
+	}
+}
+
+static void obedient(void)
+{
+	static struct client client = { .name = "obedient", .flags = O_NONBLOCK };
+	struct pollfd input = { .fd = 0, .events = POLLIN };
+	char *region = map_pages(1), line[16];
+	pthread_t hanger;
 
 	region[0] = 1;
 	client.fd = open_device(client.flags, &client.counter);
 	register_region(client.fd, region, 1, 77);
 	printf("process %d\n", (int)getpid());
 	fflush(stdout);
-	do {
+	for (;;) {
 		/* Not a call that would read what is to be reported. */
 		if (ioctl(client.fd, 0, NULL) == 0 || errno != ENOTTY)
 			fail("an unknown ioctl: %s", strerror(errno));
-	} while (poll(&input, 1, 1) == 0);
-	if (munmap(map_pages(1), PAGE) == 0 || errno != ENOSYS)
-		fail("munmap without a supervisor: %s", strerror(errno));
-	take(&client);
-	if (!client.inval_seen || client.seen != *client.counter)
-		fail("not everything was reported");
-	for (int i = 0; i < 2; i++) {
-		got = read(client.fd, events, sizeof(events));
-		if (got >= 0 || errno != EIO)
-			fail("a read of what nobody records: %zd, %s", got, strerror(errno));
+		if (poll(&input, 1, 1) == 0)
+			continue;
+		if (!fgets(line, sizeof(line), stdin))
+			return;
+		if (!strcmp(line, "hang\n")) {
+			unlink(FIFO);
+			must(mkfifo(FIFO, 0600) == 0, "mkfifo");
+			must(pthread_create(&hanger, NULL, hanger_main, NULL) == 0, "pthread_create");
+		} else if (!strcmp(line, "release\n")) {
+			must(open(FIFO, O_RDONLY) >= 0, "open of the FIFO");
+			pthread_join(hanger, NULL);
+		} else {
+			expect_death(&client);
+			return;
+		}
+		printf("done\n");
+		fflush(stdout);
 	}
 }
 
@@ -538,12 +580,12 @@ int main(int count, char **arguments)
 		quiet();
 		goto sum;
 	}
-	if (count == 2 && !strcmp(arguments[1], "orphan")) {
-		orphan();
+	if (count == 2 && !strcmp(arguments[1], "obedient")) {
+		obedient();
 		goto sum;
 	}
 	if (count < 2 || (!load && strcmp(arguments[1], "waiters"))) {
-		fprintf(stderr, "usage: switching load|waiters|quiet|orphan [COMMAND...]; PID in it stands for this process\n");
+		fprintf(stderr, "usage: switching load|waiters|quiet|obedient [COMMAND...]; PID in it stands for this process\n");
 		return 2;
 	}
 	/* No thread may be interrupted: what they call must not fail. */
