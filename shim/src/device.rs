@@ -240,8 +240,7 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
 /// One try; the bytes read. EAGAIN: not readable. `fd` unless it was closed meanwhile.
 fn read_once(fd: Option<c_int>, ticket: &Ticket, target: Target) -> Result<usize, c_int> {
     let room = target.len()?.min(PAGE) / RECORD;
-    // Twice at most: after the supervisor's end the arena is ours again.
-    for _ in 0..2 {
+    for _ in 0..ATTEMPTS {
         if let Some(engine) = ticket.engine() {
             match read_here(fd, &engine, room, target) {
                 Ok(records) => return Ok(records * RECORD),
@@ -252,12 +251,18 @@ fn read_once(fd: Option<c_int>, ticket: &Ticket, target: Target) -> Result<usize
         // Without it there is nothing to show to the supervisor.
         let fd = fd.ok_or(libc::EBADF)?;
         match (read_there(fd, ticket, room, target), ticket.engine()) {
+            // The arena is ours again.
             (Err(libc::EIO), Some(engine)) if come_home(ticket, fd, &engine) => {}
-            (records, _) => return records.map(|records| records * RECORD),
+            (Ok(None), _) => {}
+            (Ok(Some(records)), _) => return Ok(records * RECORD),
+            (Err(errno), _) => return Err(errno),
         }
     }
     Err(libc::EIO)
 }
+
+/// How often a read is begun: each but one was too slow for the supervisor, or saw that one's end.
+const ATTEMPTS: u32 = 8;
 
 fn read_here(fd: Option<c_int>, engine: &Engine, room: usize, target: Target) -> Result<usize, Refusal> {
     struct Here {
@@ -292,14 +297,16 @@ fn read_here(fd: Option<c_int>, engine: &Engine, room: usize, target: Target) ->
     })
 }
 
-fn read_there(fd: c_int, ticket: &Ticket, room: usize, target: Target) -> Result<usize, c_int> {
+/// The records that the supervisor has delivered; `None` if it was kept waiting for the answer whether they arrived:
+/// then they come again.
+fn read_there(fd: c_int, ticket: &Ticket, room: usize, target: Target) -> Result<Option<usize>, c_int> {
     let connection = connect(ticket)?;
     let mut buffer = Buffer::<PAGE>::new();
     let answer: Answer =
         connection.ask(Op::Read, [room as u64, 0, 0, 0, 0, 0], Some(fd), &mut buffer).map_err(failed)?;
     let records = usize::try_from(answer.result).unwrap_or(0);
     if records == 0 {
-        return Ok(0);
+        return Ok(Some(0));
     }
     let payload = buffer.payload(&answer);
     if records > room || payload.len() != records * RECORD {
@@ -310,7 +317,11 @@ fn read_there(fd: c_int, ticket: &Ticket, room: usize, target: Target) -> Result
     let committed =
         connection.ask(Op::Commit, [u64::from(filled.is_ok()), 0, 0, 0, 0, 0], None, &mut Buffer::<0>::new());
     filled?;
-    committed.map(|_| records).map_err(failed)
+    match committed {
+        Ok(_) => Ok(Some(records)),
+        Err(libc::EAGAIN) => Ok(None),
+        Err(errno) => Err(failed(errno)),
+    }
 }
 
 enum Waited {

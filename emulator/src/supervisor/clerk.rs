@@ -242,8 +242,8 @@ fn contexts_of(shared: &Shared, peer: Peer, shown: &[OwnedFd]) -> Result<Vec<Hom
     if found.is_empty() { Err(unknown) } else { Ok(found) }
 }
 
-/// Replies that nobody takes in so many seconds are given up.
-const REPLY_SECONDS: i64 = 5;
+/// How many seconds an opener may take to close its copy of the device.
+const CLOSE_SECONDS: i64 = 5;
 
 /// The longest that a switch may wait.
 const MAX_PATIENCE: Duration = Duration::from_secs(3600);
@@ -255,7 +255,6 @@ fn switch(shared: &Shared, connection: &Connection, peer: Peer, asked: Asked) ->
     let found = contexts_of(shared, peer, &asked.fds);
     // A device descriptor that we hold hides that the clients have closed theirs.
     drop(asked.fds);
-    connection.limit(REPLY_SECONDS)?;
     let (mut moved, mut there) = (0, 0);
     let done = found.and_then(|contexts| {
         contexts.iter().try_for_each(|(space, context)| {
@@ -271,14 +270,13 @@ fn switch(shared: &Shared, connection: &Connection, peer: Peer, asked: Asked) ->
         })
     });
     match done {
-        Ok(()) => connection.reply(0, [moved, there, 0, 0, 0, 0], &[], &[])?,
+        Ok(()) => connection.reply(0, [moved, there, 0, 0, 0, 0], &[], &[]),
         Err(Failure { hurdle, errno }) => {
             log::info!("a switch for process {} failed: {hurdle:?}, {errno}", peer.pid);
             let args = [hurdle as u64, moved, 0, 0, 0, 0];
-            connection.reply(-i64::from(errno as i32), args, &[], &[])?;
+            connection.reply(-i64::from(errno as i32), args, &[], &[])
         }
     }
-    connection.limit(0)
 }
 
 fn whereabouts(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
@@ -310,7 +308,7 @@ fn device(shared: &Shared, connection: &Connection, peer: Peer, asked: Asked) ->
     };
     // With its connection it has closed its copy of the device. One more reference would outlive the switch
     // back, and go on counting where nobody rings.
-    connection.limit(REPLY_SECONDS)?;
+    connection.limit(CLOSE_SECONDS)?;
     if !matches!(connection.receive(), Ok(None)) {
         return Err(Errno::EPROTO);
     }

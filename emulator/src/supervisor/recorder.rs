@@ -184,3 +184,45 @@ impl Watch {
         self.loose.remove(&tid);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_is_let_go_is_remembered_until_the_next() {
+        let mut watch = Watch::default();
+        assert!(watch.admits(10) && watch.loose().is_empty());
+        watch.record(false);
+        assert!(!watch.admits(10) && !watch.admits(11));
+        watch.record(true);
+        let mut loose = watch.loose();
+        loose.sort_unstable();
+        assert_eq!(loose, [10, 11]);
+        // The next call is recorded, and shows that the last has ended.
+        assert!(watch.admits(10));
+        assert_eq!(watch.loose(), [11]);
+        watch.seen_outside(11);
+        assert!(watch.loose().is_empty());
+    }
+
+    #[test]
+    fn a_task_that_cannot_be_looked_at_is_always_recorded() {
+        let mut watch = Watch::default();
+        watch.record(false);
+        assert!(watch.admits(0) && watch.loose().is_empty());
+    }
+
+    #[test]
+    fn tasks_that_are_no_more_are_forgotten_and_others_are_not() {
+        let mut watch = Watch::default();
+        watch.record(false);
+        let me = ummunotify_sys::process::gettid();
+        assert!(!watch.admits(me));
+        // Above the largest id that any kernel gives (proc(5), pid_max).
+        for tid in (1 << 23)..(1 << 23) + 5 * FEW as u32 {
+            assert!(!watch.admits(tid));
+        }
+        assert!(watch.loose().len() <= 2 * FEW && watch.loose().contains(&me));
+    }
+}
