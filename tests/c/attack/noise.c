@@ -19,6 +19,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+/* WIRE_VERSION: what the other version says is refused before it is looked at. */
+#define VERSION 2UL
 #define LONGEST 200
 
 static int reached;
@@ -72,8 +74,8 @@ static void shout(const char *prefix, unsigned long number)
 			words[i] = (uint32_t)random();
 		/* Every other packet has the right magic, version and a number near those of the operations. */
 		words[0] = round % 2 ? 0x4d4d5531 : words[0];
-		words[1] = round % 2 ? 1 : words[1];
-		words[2] = round % 2 ? round / 2 % 12 : words[2];
+		words[1] = round % 2 ? (uint32_t)VERSION : words[1];
+		words[2] = round % 2 ? round / 2 % 15 : words[2];
 		send_packet(socket_fd, words, round % 4 == 1 || round % 4 == 3 ? 64 : random() % LONGEST,
 			    (int)(round % 3) - 1);
 		close(socket_fd);
@@ -98,7 +100,7 @@ int main(void)
 	struct ummunotify_event events[4];
 	struct stat status;
 	/* The call by which a library asks for its supervisor (HELLO_PRCTL and the version of the protocol). */
-	long token = device < 0 ? 0 : syscall(SYS_prctl, 0x554d4d55UL, 1UL, 0UL, 0UL, 0UL);
+	long token = device < 0 ? 0 : syscall(SYS_prctl, 0x554d4d55UL, VERSION, 0UL, 0UL, 0UL);
 
 	if (device < 0 || page == MAP_FAILED || fstat(device, &status) != 0 || token <= 0 || ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region))
 		return perror("start"), 2;
