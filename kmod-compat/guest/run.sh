@@ -63,7 +63,7 @@ add_modules() {
 }
 
 qemu=(-accel tcg -M pc -m "${GUEST_MEM:-1G}" -nodefaults -no-user-config -display none -no-reboot)
-append="console=ttyS0 panic=-1 quiet loglevel=4 numa_balancing=disable mitigations=off slab_nomerge ${GUEST_APPEND:-}"
+append="console=ttyS0 panic=-1 quiet loglevel=4 numa_balancing=disable mitigations=off slab_nomerge cryptomgr.notests ${GUEST_APPEND:-}"
 wanted=(virtio_pci 9pnet_virtio 9p)
 if [ "${GUEST_ICOUNT:-0}" = 1 ]; then
 	qemu[1]=tcg,thread=single

@@ -55,7 +55,8 @@ static void open_under_load(int argc, char **argv)
 	for (int i = 0; i < 8; i++)
 		pthread_join(threads[i], NULL);
 	printf("%d opens, the longest %.3f s, %lu rounds of the threads\n", opens, longest, rounds);
-	NEED(longest < 1 && rounds > 0);
+	/* Well under a second on a machine that does nothing else; what hangs takes longer than this. */
+	NEED(longest < 5 && rounds > 0);
 }
 
 /* Every argument of a variadic call arrives. */
