@@ -118,11 +118,7 @@ test: rust install-deps
 	    stage 'the kernel module in a guest'; \
 	    $(MAKE) -C kmod-compat guest-test 2>&1 | tee $(TARGET)/guest.log || failed+=' guest'; \
 	    stage 'the module as judge of the emulator'; \
-<<<<<<< HEAD
-	    { tests/guest/conformance.sh walk rules differential switch || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
-=======
-	    { GUEST_TIMEOUT=600 tests/guest/conformance.sh walk rules differential || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
->>>>>>> wt-conform2
+	    { GUEST_TIMEOUT=600 tests/guest/conformance.sh walk rules differential switch || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
 	    grep -oh 'SKIPPED.*' $(TARGET)/guest.log >> $(SKIPS) || true; \
 	    counts+=$$(sed -nE 's/^(conformance: )?([0-9]+) passed, ([0-9]+) failed, [0-9]+ skipped$$/ \2 \3/p' \
 	        $(TARGET)/guest.log | tr -d '\n'); \
