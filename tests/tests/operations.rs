@@ -13,31 +13,10 @@ const LEAST_ROWS: usize = 500;
 /// Huge pages that one row needs, and as many that the one before it may still hold.
 const HUGE_PAGES: u64 = 8;
 
-const SOURCES: [&str; 18] = [
-    "operations/walk.c",
-    "operations/coverage.c",
-    "operations/device.c",
-    "operations/area.c",
-    "operations/calls.c",
-    "operations/rows_map.c",
-    "operations/rows_remap.c",
-    "operations/rows_protect.c",
-    "operations/rows_advise.c",
-    "operations/rows_file.c",
-    "operations/rows_process.c",
-    "operations/rows_library.c",
-    "operations/rows_rare.c",
-    "operations/rows_entry.c",
-    "operations/rows_moved.c",
-    "operations/rows_kinds.c",
-    "operations/rows_ring.c",
-    "operations/rows_sharing.c",
-];
-
 /// Puts the walk and the library that it closes on the stage.
 fn walk(stage: &Stage) -> std::path::PathBuf {
     stage.client(&Client::library("walk-plugin", &["operations/plugin.c"]));
-    stage.client(&Client::program("walk", &SOURCES))
+    stage.client(&Client::walk())
 }
 
 /// The emulator's own table of what it sees, changed by `change`, as a file.

@@ -7,6 +7,8 @@ pub mod device;
 pub mod futex;
 pub mod notify;
 pub mod process;
+pub mod ptrace;
+pub mod seccomp;
 pub mod socket;
 pub mod traits;
 

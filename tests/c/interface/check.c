@@ -174,6 +174,13 @@ static void run_test(const struct test *test)
 
 static const char *without;
 
+static int numbers;
+
+int numbered(int n)
+{
+    return numbers ? numbers + n % 60 : n;
+}
+
 static bool selected(const char *name, int n, char **prefixes)
 {
     if (without && strncmp(name, without, strlen(without)) == 0)
@@ -222,6 +229,7 @@ static int usage(const char *program)
             "--emulated      also those that hold for an emulated device alone\n"
             "--without NAME  but those\n"
             "--patience N    on a machine that is N times slower than usual: so much longer are the limits\n"
+            "--numbers N     copies of the device at numbers from N on\n"
             "--here          in this very process, one after the other, for a debugger\n"
             "--list          only print the names\n",
             program);
@@ -245,6 +253,8 @@ int main(int argc, char **argv)
             without = argv[++first];
         else if (strcmp(argv[first], "--patience") == 0 && first + 1 < argc && atof(argv[first + 1]) >= 1)
             setenv(PATIENCE, argv[++first], 1);
+        else if (strcmp(argv[first], "--numbers") == 0 && first + 1 < argc)
+            numbers = atoi(argv[++first]);
         else
             return usage(argv[0]);
     }
