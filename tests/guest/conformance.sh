@@ -165,6 +165,7 @@ for kernel in ${KERNELS:-6.1}; do
 				cat "$results/differential-$set" 2>/dev/null || true
 				ended "differential-$set" || rc=1
 			done
+			;;
 		switch)
 			sed "s/^\(ok\|FAIL\) /kernel $kernel: $part: &/" "$results/$part" 2>/dev/null || true
 			ended switch || rc=1
