@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{EXCHANGE_FEATURES, Event, MAX_RECORDS, REGISTER_REGION, UNREGISTER_REGION};
 use ummunotify_abi::range::PAGE_SIZE;
-use ummunotify_engine::{Engine, Port, ReadError, Reason, RegisterError, UnregisterError};
+use ummunotify_engine::{Engine, Port, Reason};
 use ummunotify_sys::ptrace;
 
 use super::caller::{Buffers, Caller, Memory};
@@ -96,21 +96,19 @@ impl Used<'_> {
                 if !self.caller.waits() {
                     return Err(Errno::EINTR);
                 }
-                engine.register(&self.host(), PageRange::new(start, end), cookie).map_err(|e| match e {
-                    RegisterError::CookieInUse => Errno::EINVAL,
-                    RegisterError::NoMemory => Errno::ENOMEM,
-                    RegisterError::Broken => Errno::EIO,
-                })
+                self.context.recorder().register(
+                    &self.context,
+                    &self.host(),
+                    PageRange::new(start, end),
+                    cookie,
+                )
             }
             UNREGISTER_REGION => {
                 let [cookie] = self.caller.memory().words::<1>(argument)?;
                 if !self.caller.waits() {
                     return Err(Errno::EINTR);
                 }
-                engine.unregister(&self.host(), cookie).map_err(|e| match e {
-                    UnregisterError::UnknownCookie => Errno::EINVAL,
-                    UnregisterError::Broken => Errno::EIO,
-                })
+                self.context.recorder().unregister(&self.context, &self.host(), cookie)
             }
             _ => Err(Errno::ENOTTY),
         }
@@ -274,12 +272,9 @@ pub fn read_into(
     let most = MAX_RECORDS * size_of::<Event>();
     let room = usize::try_from(buffers.len).unwrap_or(most).min(most) / size_of::<Event>();
     let host = SupervisorHost::alone(Arc::clone(space), Arc::clone(context));
-    match context.engine.read(&host, room, &mut Delivery { memory, still, context, buffers }) {
-        Ok(records) => Ok((records * size_of::<Event>()) as i64),
-        Err(ReadError::NotReadable) => Err(Errno::EAGAIN),
-        Err(ReadError::Port(errno)) => Err(errno),
-        Err(ReadError::Broken) => Err(Errno::EIO),
-    }
+    let mut delivery = Delivery { memory, still, context, buffers };
+    let records = context.recorder().read(context, &host, room, &mut delivery)?;
+    Ok((records * size_of::<Event>()) as i64)
 }
 
 /// Where the records of a read go. They are consumed only if all of them arrived.
