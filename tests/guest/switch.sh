@@ -12,7 +12,7 @@ part() {
 		echo "ok $name: $(tail -n 2 /tmp/part | head -n 1)"
 	else
 		echo "FAIL $name"
-		cat /tmp/part
+		grep -v ^round /tmp/part
 		bad=1
 	fi
 }
@@ -29,11 +29,7 @@ nothing_left() {
 	return 1
 }
 
-supervisors() {
-	for process in /proc/[0-9]*; do
-		[ "$(cat "$process/comm" 2>/dev/null)" != ummunotify-sup ] || echo "${process#/proc/}"
-	done
-}
+supervisors() { grep -lx ummunotify-sup /proc/[0-9]*/comm 2>/dev/null | tr -dc '0-9\n'; }
 
 # start WHAT: `switching WHAT` in the background, as $client; its input is descriptor 4.
 start() {
@@ -92,6 +88,22 @@ inside() {
 	echo
 }
 
+# What stands at the device's path in the client's view doesn't know the call by which a counter is taken over.
+other_device() {
+	start obedient
+	mv /dev/ummunotify /dev/ummunotify-real && ln -s null /dev/ummunotify
+	"$binary" switch $client kmod 2>/tmp/refusal
+	code=$?
+	mv /dev/ummunotify-real /dev/ummunotify
+	cat /tmp/refusal
+	[ $code = 1 ] && grep -q 'ENOTTY.*ADOPT_COUNTER' /tmp/refusal || return 1
+	"$binary" switch $client kmod || return 1
+	exec 4>&-
+	wait $client || { cat /tmp/output; return 1; }
+	echo 'refused, and taken when it was the right one'
+	echo
+}
+
 # The supervisor is killed while its client is on the module.
 orphan() {
 	start obedient
@@ -123,6 +135,7 @@ part 'load, ended on the module' emulated "$build/switching" load "$binary" swit
 part API emulated "$examples/switch_itself" $((switches / 10))
 part 'API, direct' "$binary" run --backend kmod -- "$examples/switch_itself" direct
 part inside inside
+part 'another device' other_device
 part orphan orphan
 part killed killed
 part 'nothing left' nothing_left
