@@ -201,6 +201,7 @@ fn a_blocking_read_hangs_under_a_tracer() {
     }
     let stage = Stage::new();
     let client = stage.client(&Client::program("traced", &["static/traced.c"]).fixed());
+    let name = stage.client(&Client::program("name", &["static/name.c"]).fixed());
     for account in Account::available() {
         let mut client = stage.program(Mode::Run, account, &client).spawn();
         client.wait_for_line("ready");
@@ -222,6 +223,17 @@ fn a_blocking_read_hangs_under_a_tracer() {
         let _ = tracer.wait();
         outcome.assert_success();
         assert_eq!(outcome.stdout, "ready\nread EINTR\nread records\n", "{outcome}");
+
+        // One that is traced from the beginning can't open it, and is told why.
+        let outcome = stage
+            .program(Mode::Native, account, "strace")
+            .args(["-f", "-o", "/dev/null"])
+            .arg(stage.binary())
+            .args(["run", "--backend", "emulated", "--"])
+            .arg(&name)
+            .run();
+        assert!(outcome.stdout.ends_with(" 1 none\n"), "{outcome}");
+        assert!(outcome.stderr.contains("made to map a page by ptrace"), "{outcome}");
     }
 }
 

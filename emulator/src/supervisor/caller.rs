@@ -3,9 +3,10 @@
 //! Reading its memory can wait for as long as whoever backs that memory wants; only the desk's threads do it.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
 use ummunotify_abi::device::Event;
@@ -92,6 +93,20 @@ impl Caller<'_> {
             log::warning!("task {}: can't answer its call: {e}", self.call.tid);
             false
         })
+    }
+
+    /// Says a sentence in the log, and on the caller's standard error as a shim would, if that takes it at once.
+    pub fn explain(&self, text: std::fmt::Arguments<'_>) {
+        log::warning!("task {}: {text}", self.call.tid);
+        if !log::wants(log::Level::Error) {
+            return;
+        }
+        let Ok(stderr) = self.copy(2) else { return };
+        let mut ready = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+        if matches!(poll(&mut ready, PollTimeout::ZERO), Ok(1)) {
+            // There is no other place to say it.
+            let _ = nix::unistd::write(&stderr, format!("ummunotify: {text}\n").as_bytes());
+        }
     }
 
     /// Lets the call run.

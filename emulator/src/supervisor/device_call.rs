@@ -225,7 +225,10 @@ impl Used<'_> {
             })
         });
         mapped.and_then(|done| done).map_err(|e| {
-            log::warning!("task {}: can't be made to map its counter: {e}", self.caller.call.tid);
+            self.caller.explain(format_args!(
+                "can't map the counter of /dev/ummunotify: ptrace: {e}; a debugger has that for itself: attach it \
+                 after the mmap"
+            ));
             errno_of(&e)
         })
     }

@@ -40,8 +40,16 @@ pub fn serve(shared: &Arc<Shared>, caller: &Caller<'_>, visit: &Visit, path: u64
     if !caller.waits() {
         return;
     }
-    if let Err(errno) = open(shared, caller, flags) {
-        caller.answer(Err(errno));
+    match open(shared, caller, flags) {
+        Ok(()) => {}
+        // The caller's own mistakes need no sentence.
+        Err(errno @ (Errno::EEXIST | Errno::ENOTDIR | Errno::EINVAL | Errno::ENOENT)) => {
+            caller.answer(Err(errno));
+        }
+        Err(errno) => {
+            caller.explain(format_args!("can't open /dev/ummunotify: {}", reason(errno)));
+            caller.answer(Err(errno));
+        }
     }
 }
 
@@ -94,7 +102,7 @@ fn open(shared: &Arc<Shared>, caller: &Caller<'_>, flags: i32) -> nix::Result<()
     shared.add(&space, &context);
     if new {
         let marked = ptrace::apart(|| {
-            let mut held = Held::seize(caller).map_err(explain)?;
+            let mut held = Held::seize(caller)?;
             let marker = held.inject(space.marker(), None, true)?;
             let number = held.inject(device.as_fd(), Some(at), cloexec)?;
             held.make_calls(|call| {
@@ -139,13 +147,19 @@ fn mark(call: &mut dyn FnMut(i64, [u64; 6]) -> io::Result<i64>, marker: i32) -> 
     Ok(0)
 }
 
-/// Says why a program can't be had by ptrace.
-fn explain(error: io::Error) -> io::Error {
-    log::warning!(
-        "an open of the device by a program without the shim failed: ptrace: {error} (a debugger that is attached, \
-         or Yama for a child of the command, is the usual reason)"
-    );
-    error
+/// What helps, as far as the errno tells.
+fn reason(errno: Errno) -> String {
+    let help = match errno {
+        Errno::EPERM => {
+            "; a static program is made to map a page by ptrace: a debugger has that for itself (attach it after the \
+             open), and Yama (ptrace_scope) refuses it for children of the command"
+        }
+        Errno::EMFILE => {
+            "; the device's descriptors need one of 64 numbers that are kept for them (ulimit -n)"
+        }
+        _ => "",
+    };
+    format!("{}{help}", errno.desc())
 }
 
 /// The lowest free number of the band from `least` on.

@@ -123,8 +123,10 @@ pub fn raise_descriptor_limit() {
 /// # Safety
 /// The caller has one thread. The copy must not return into what its original goes on with.
 pub unsafe fn fork_hidden() -> io::Result<Option<u32>> {
+    // A debugger would take a child without an exit signal for a thread.
+    let flags = libc::CLONE_UNTRACED;
     // SAFETY: without CLONE_VM and without a new stack the copy goes on here with memory of its own.
-    let pid = check(unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) })?;
+    let pid = check(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })?;
     Ok(u32::try_from(pid).ok().filter(|pid| *pid != 0))
 }
 
