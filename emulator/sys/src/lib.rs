@@ -6,6 +6,8 @@
 pub mod futex;
 pub mod notify;
 pub mod process;
+pub mod ptrace;
+pub mod seccomp;
 pub mod socket;
 pub mod traits;
 

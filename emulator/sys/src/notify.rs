@@ -9,7 +9,12 @@ use crate::check;
 /// `_IOWR('!', 0, struct seccomp_notif)` and `_IOWR('!', 1, struct seccomp_notif_resp)` of linux/seccomp.h.
 const NOTIF_RECV: libc::Ioctl = 0xc050_2100_u32 as libc::Ioctl;
 const NOTIF_SEND: libc::Ioctl = 0xc018_2101_u32 as libc::Ioctl;
+/// `_IOW('!', 2, u64)`, and as kernels before 5.17 alone know it, `_IOR`.
+const NOTIF_ID_VALID: [libc::Ioctl; 2] = [0x4008_2102, 0x8008_2102_u32 as libc::Ioctl];
+/// `_IOW('!', 3, struct seccomp_notif_addfd)`.
+const NOTIF_ADDFD: libc::Ioctl = 0x4018_2103;
 
+const _: () = assert!(size_of::<libc::seccomp_notif_addfd>() == 0x18);
 const _: () =
     assert!(size_of::<libc::seccomp_notif>() == 0x50 && size_of::<libc::seccomp_notif_resp>() == 0x18);
 
@@ -73,24 +78,90 @@ impl Listener {
         }
     }
 
+    /// Whether the call still waits, so that the task is still the one that made it.
+    pub fn is_waiting(&self, id: u64) -> bool {
+        NOTIF_ID_VALID.into_iter().any(|request| {
+            // SAFETY: the ioctl reads one u64.
+            unsafe { libc::ioctl(self.0.as_raw_fd(), request, &raw const id) == 0 }
+        })
+    }
+
+    /// Gives the waiting task a copy of `fd`, close-on-exec or not, at the number `at` (whatever was there is
+    /// closed) or at its lowest free one; returns the number (Linux 5.9). EMFILE or EBADF: its limit of
+    /// descriptors.
+    pub fn inject(&self, id: u64, fd: BorrowedFd<'_>, at: Option<i32>, cloexec: bool) -> io::Result<i32> {
+        self.add(id, fd, at, cloexec, 0)
+    }
+
+    /// The same, and the answer to the call is the number, in one step (Linux 5.14; before, in two).
+    pub fn inject_answer(
+        &self,
+        id: u64,
+        fd: BorrowedFd<'_>,
+        at: Option<i32>,
+        cloexec: bool,
+    ) -> io::Result<i32> {
+        match self.add(id, fd, at, cloexec, libc::SECCOMP_ADDFD_FLAG_SEND as u32) {
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+                let number = self.add(id, fd, at, cloexec, 0)?;
+                self.answer(id, number.into())?;
+                Ok(number)
+            }
+            done => done,
+        }
+    }
+
+    fn add(
+        &self,
+        id: u64,
+        fd: BorrowedFd<'_>,
+        at: Option<i32>,
+        cloexec: bool,
+        flags: u32,
+    ) -> io::Result<i32> {
+        let mut request = libc::seccomp_notif_addfd {
+            id,
+            flags: flags | if at.is_some() { libc::SECCOMP_ADDFD_FLAG_SETFD as u32 } else { 0 },
+            srcfd: fd.as_raw_fd().cast_unsigned(),
+            newfd: at.unwrap_or(0).cast_unsigned(),
+            newfd_flags: if cloexec { libc::O_CLOEXEC.cast_unsigned() } else { 0 },
+        };
+        // SAFETY: the ioctl reads one `seccomp_notif_addfd`, whose size is part of its number.
+        check(unsafe { libc::ioctl(self.0.as_raw_fd(), NOTIF_ADDFD, &raw mut request) }.into())
+            .and_then(|number| i32::try_from(number).map_err(io::Error::other))
+    }
+
     /// Lets the call run. The kernel reads its arguments anew: what lies behind pointers may have changed.
     pub fn proceed(&self, id: u64) -> io::Result<()> {
-        self.send(id, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32)
+        self.send(id, 0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32).map(drop)
     }
 
     /// Answers the call with `value` instead of running it.
     pub fn answer(&self, id: u64, value: i64) -> io::Result<()> {
-        self.send(id, value, 0)
+        self.send(id, value, 0, 0).map(drop)
     }
 
-    fn send(&self, id: u64, val: i64, flags: u32) -> io::Result<()> {
-        let mut answer = libc::seccomp_notif_resp { id, val, error: 0, flags };
+    /// The same; false if nobody waits for the answer any more.
+    pub fn answered(&self, id: u64, value: i64) -> io::Result<bool> {
+        self.send(id, value, 0, 0)
+    }
+
+    /// Ends the wait as a signal does: the call is made again, or fails with EINTR, as the handler's flags want
+    /// it. Only for a task that has a signal, or a ptrace stop, to take: otherwise it would see the errno 512.
+    pub fn interrupt(&self, id: u64) -> io::Result<()> {
+        const ERESTARTSYS: i32 = 512;
+        self.send(id, 0, -ERESTARTSYS, 0).map(drop)
+    }
+
+    fn send(&self, id: u64, val: i64, error: i32, flags: u32) -> io::Result<bool> {
+        let mut answer = libc::seccomp_notif_resp { id, val, error, flags };
         // SAFETY: the ioctl reads one `seccomp_notif_resp`, whose size `new` compared with the kernel's.
         let ret = unsafe { libc::ioctl(self.0.as_raw_fd(), NOTIF_SEND, &raw mut answer) };
         match check(ret.into()) {
+            Ok(_) => Ok(true),
             // ENOENT: the task was killed or interrupted; nobody waits for this answer.
-            Err(e) if e.raw_os_error() != Some(libc::ENOENT) => Err(e),
-            _ => Ok(()),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(e) => Err(e),
         }
     }
 }

@@ -77,3 +77,86 @@ pub fn raise_file_size_limit() {
         }
     }
 }
+
+/// A copy of another process's descriptor: the same open file (pidfd_getfd(2), Linux 5.6).
+pub fn pidfd_getfd(pidfd: &OwnedFd, fd: i32) -> io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    // SAFETY: no memory is passed.
+    let copy = check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) })?;
+    let copy = i32::try_from(copy).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// How many descriptors the calling process may have now (the soft limit).
+pub fn descriptor_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for the call.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    limit.rlim_cur
+}
+
+/// Raises the soft limit of descriptors to the hard one.
+pub fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for both calls.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}
+
+/// A copy of the calling process that no wait() of it sees: its exit signal is 0, for as long as it executes
+/// no program (wait(2), `__WCLONE`). `None` in the copy.
+///
+/// # Safety
+/// The caller has one thread. The copy must not return into what its original goes on with.
+pub unsafe fn fork_hidden() -> io::Result<Option<u32>> {
+    // A debugger would take a child without an exit signal for a thread.
+    let flags = libc::CLONE_UNTRACED;
+    // SAFETY: without CLONE_VM and without a new stack the copy goes on here with memory of its own.
+    let pid = check(unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })?;
+    Ok(u32::try_from(pid).ok().filter(|pid| *pid != 0))
+}
+
+/// Closes every descriptor above 2 but `kept` (close_range(2), Linux 5.9; before, one by one).
+///
+/// # Safety
+/// Nothing of this process uses one of them any more.
+pub unsafe fn close_all_but(kept: i32) {
+    let close = |first: u32, last: u32| {
+        // SAFETY: passed on to the caller.
+        if first <= last && unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } != 0 {
+            for fd in first..=last.min(65_535) {
+                // SAFETY: as above.
+                unsafe { libc::close(fd.cast_signed()) };
+            }
+        }
+    };
+    let kept = kept.cast_unsigned();
+    close(3, kept.saturating_sub(1));
+    close(kept.max(2) + 1, u32::MAX);
+}
+
+/// Lets process `pid` look into this one where Yama would allow that to ancestors only (`PR_SET_PTRACER`). It
+/// holds beyond execve, for this process alone. Without Yama there is nothing to allow.
+pub fn allow_tracer(pid: u32) {
+    const PR_SET_PTRACER: i32 = 0x5961_6d61;
+    // SAFETY: no memory is passed.
+    unsafe { libc::prctl(PR_SET_PTRACER, libc::c_ulong::from(pid), 0, 0, 0) };
+}
+
+/// Blocks no signal, and resets every handler and every ignored signal.
+pub fn reset_signals() {
+    // SAFETY: the set is initialised by the first call; SIG_DFL installs no code of ours.
+    unsafe {
+        let mut none = std::mem::MaybeUninit::uninit();
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::sigprocmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut());
+        for signal in 1..=64 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+    }
+}
