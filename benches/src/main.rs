@@ -5,8 +5,9 @@
 //! meet both; the medians over all rounds, their quotient and the spread are printed. The figures say nothing
 //! about another machine.
 
+use std::fs::File;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -38,6 +39,14 @@ const WORKS: &[Work] = &[
         batch: 20_000,
         device_only: false,
         run: getppid,
+    },
+    Work { name: "read", what: "a read of an ordinary file", batch: 20_000, device_only: false, run: read },
+    Work {
+        name: "open",
+        what: "open and close of an ordinary file",
+        batch: 1_000,
+        device_only: false,
+        run: open,
     },
     Work {
         name: "map",
@@ -72,10 +81,20 @@ const WORKS: &[Work] = &[
 
 struct Bench {
     notifier: Option<Notifier>,
+    zero: File,
 }
 
 fn getppid(_: &mut Bench) {
     black_box(std::os::unix::process::parent_id());
+}
+
+fn read(bench: &mut Bench) {
+    let mut bytes = [0; 64];
+    black_box((&bench.zero).read(&mut bytes).is_ok());
+}
+
+fn open(_: &mut Bench) {
+    black_box(File::open("/dev/zero").is_ok());
 }
 
 fn map(_: &mut Bench) {
@@ -159,7 +178,7 @@ fn main() -> Result<()> {
 
 /// Answers until the parent closes the pipe.
 fn serve(notifier: Option<Notifier>) -> Result<()> {
-    let mut bench = Bench { notifier };
+    let mut bench = Bench { notifier, zero: File::open("/dev/zero")? };
     for line in std::io::stdin().lines() {
         let name = line?;
         let work = WORKS.iter().find(|w| w.name == name).context("no such work")?;
@@ -185,26 +204,53 @@ fn compare() -> Result<()> {
 
     println!("{ROUNDS} rounds in turns, medians, ns a repetition (least to most)");
     for work in WORKS {
-        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
-            if !work.device_only {
-                theirs.push(native.measure(work)?);
-            }
-            ours.push(emulated.measure(work)?);
-            // A pause lets another process have its turn between rounds rather than within one.
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        let ours = Spread::of(ours);
-        print!("{:<9} {:<52} {}", work.name, work.what, ours.text());
-        if work.device_only {
-            println!();
-        } else {
-            let theirs = Spread::of(theirs);
-            println!("   native {}   ratio {:.2}", theirs.text(), ours.median / theirs.median);
-        }
+        let other = (!work.device_only).then_some(&mut native);
+        let (ours, theirs) = in_turns(&mut emulated, other, work)?;
+        report(work, &ours, theirs.as_ref());
+    }
+    emulated.finish()?;
+    // The loader is itself a program without an interpreter, and gets what such a one gets: a filter before exec.
+    let mut enclosed = Command::new(&emulator);
+    enclosed.args(["run", "--backend", "emulated", "--", LOADER]).arg(&this).arg("--worker");
+    let mut enclosed = Worker::start(enclosed)?;
+    println!("\nwhat a static program pays under run, without the device");
+    for work in WORKS.iter().filter(|work| !work.device_only && work.name != "hit") {
+        let (ours, theirs) = in_turns(&mut enclosed, Some(&mut native), work)?;
+        report(work, &ours, theirs.as_ref());
     }
     native.finish()?;
-    emulated.finish()
+    enclosed.finish()
+}
+
+/// The dynamic loader of x86-64 (System V ABI).
+const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// Measures one kind of work in one process and, in turns, in another.
+fn in_turns(
+    one: &mut Worker,
+    mut other: Option<&mut Worker>,
+    work: &Work,
+) -> Result<(Spread, Option<Spread>)> {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        if let Some(other) = &mut other {
+            theirs.push(other.measure(work)?);
+        }
+        ours.push(one.measure(work)?);
+        // A pause lets another process have its turn between rounds rather than within one.
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok((Spread::of(ours), other.map(|_| Spread::of(theirs))))
+}
+
+fn report(work: &Work, ours: &Spread, theirs: Option<&Spread>) {
+    print!("{:<9} {:<52} {}", work.name, work.what, ours.text());
+    match theirs {
+        Some(theirs) => {
+            println!("   native {}   ratio {:.2}", theirs.text(), ours.median / theirs.median);
+        }
+        None => println!(),
+    }
 }
 
 struct Spread {

@@ -202,10 +202,21 @@ mod raw {
             .map_err(|e| ("open /dev/ummunotify", e))?;
         let mut features = 0u32;
         let pointer = &raw mut features as usize;
+        // Under a filter that serves static executables this open gets the emulated one, a pipe.
+        let is_node = is_character_device(fd);
         let answer = system_call(libc::SYS_ioctl, [fd, device::EXCHANGE_FEATURES as usize, pointer]);
+        let answer = if is_node { answer } else { Err(Errno::ENXIO) };
         // A descriptor of our own that is closed once: nothing to do about an error.
         let _ = system_call(libc::SYS_close, [fd, 0, 0]);
         answer.map(drop).map_err(|e| ("ioctl EXCHANGE_FEATURES on /dev/ummunotify", e))
+    }
+
+    fn is_character_device(fd: usize) -> bool {
+        // SAFETY: integers, for which zero is a value.
+        let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+        // SAFETY: fstat writes one `struct stat`.
+        let answer = unsafe { libc::fstat(fd as libc::c_int, &raw mut stat) };
+        answer == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFCHR
     }
 
     /// A filter that lets everything through, with a listener that nobody reads.

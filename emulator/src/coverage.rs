@@ -161,9 +161,28 @@ pub const ROWS: &[Row] = &[
 /// What the emulator doesn't reach, whatever the operation.
 pub const GAPS: &[Gap] = &[
     Gap {
-        key: "static",
-        what: "static executables",
-        note: "nothing can be preloaded into them, so they find no device",
+        key: "static-exec",
+        what: "static executables that a dynamic program starts by execl, fexecve, execveat or a raw call, or under a \
+               filter",
+        note: "the shim has them started by `ummunotify run`, but for these; a second filter can't be had where the \
+               program that starts them has opened the device",
+    },
+    Gap {
+        key: "static-copies",
+        what: "copies of the device in a static program at numbers of its own choice (dup2), or received (SCM_RIGHTS)",
+        note: "the filter knows the device by its number, from 960 to 1023: such a copy can be polled, passed on and \
+               used with ioctl, but not read or mapped",
+    },
+    Gap {
+        key: "static-path",
+        what: "stat and access of the device's path in a static program",
+        note: "they say ENOENT; open works, with numbers that aren't the lowest free ones",
+    },
+    Gap {
+        key: "static-debugged",
+        what: "a static program that is traced when it opens or maps the device",
+        note: "it is made to map pages by ptrace, which a debugger has for itself: EPERM; attach it afterwards. So do \
+               children of the command where Yama's ptrace_scope isn't 0",
     },
     Gap {
         key: "no-shim",

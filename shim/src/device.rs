@@ -9,7 +9,7 @@ use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{
     EXCHANGE_FEATURES, Event, MAX_RECORDS, REGISTER_REGION, Register, UNREGISTER_REGION,
 };
-use ummunotify_abi::wire::Op;
+use ummunotify_abi::wire::{Op, WAIT_LENGTH};
 use ummunotify_engine::{Engine, Port, ReadError, Reason, RegisterError, UnregisterError};
 
 use crate::context::{CleanUp, Ticket};
@@ -249,9 +249,9 @@ fn wait(fd: c_int, ticket: &Ticket) -> Waited {
     // longjmp (both walk the list; the macros of pthread.h for C++ without exceptions are made of these).
     next!(c"_pthread_cleanup_push" as fn(*mut CleanUpBuffer, CleanUp, *mut c_void) -> ();
         (&raw mut note, function, argument); ());
-    let got = next!(c"read" as fn(c_int, *mut c_void, usize) -> isize; (fd, nowhere, 1);
+    let got = next!(c"read" as fn(c_int, *mut c_void, usize) -> isize; (fd, nowhere, WAIT_LENGTH);
         // SAFETY: the buffer isn't writable, as intended.
-        sys::libc_result(unsafe { sys::call(libc::SYS_read, fd as usize, nowhere as usize, 1, 0, 0, 0) }));
+        sys::libc_result(unsafe { sys::call(libc::SYS_read, fd as usize, nowhere as usize, WAIT_LENGTH, 0, 0, 0) }));
     next!(c"_pthread_cleanup_pop" as fn(*mut CleanUpBuffer, c_int) -> (); (&raw mut note, 0); ());
     let errno = sys::errno();
     sys::set_errno(before);

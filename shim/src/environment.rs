@@ -41,6 +41,12 @@ pub fn get(name: &str) -> Option<&'static [u8]> {
     })
 }
 
+/// The environment itself.
+pub fn pointer() -> *const *const c_char {
+    // SAFETY: a plain load.
+    unsafe { environ }
+}
+
 /// The entries, as `execve` takes them.
 pub fn entries() -> impl Iterator<Item = &'static CStr> {
     // SAFETY: no pointer is passed.

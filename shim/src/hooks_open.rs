@@ -36,7 +36,7 @@ pub unsafe fn open_or_emulate(path: *const c_char, flags: c_int, real: impl FnOn
     }
     match backend() {
         Backend::Kmod => return fd,
-        Backend::Auto if fd >= 0 => return fd,
+        Backend::Auto if fd >= 0 && is_node(fd) => return fd,
         Backend::Auto | Backend::Emulated | Backend::Unknown(_) => {}
     }
     if fd >= 0 {
@@ -59,6 +59,12 @@ pub unsafe fn open_or_emulate(path: *const c_char, flags: c_int, real: impl FnOn
         }
         Err(errno) => fail(errno),
     }
+}
+
+/// Whether the kernel opened a device. Under a filter that serves static executables it is the emulated one, a
+/// pipe, which is ours to open in a cheaper way.
+fn is_node(fd: c_int) -> bool {
+    sys::fstat(fd).is_some_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFCHR)
 }
 
 fn fail(errno: c_int) -> c_int {

@@ -25,6 +25,7 @@ mod door;
 mod environment;
 mod filter;
 mod hooks_device;
+mod hooks_exec;
 mod hooks_fd;
 mod hooks_open;
 mod hooks_path;

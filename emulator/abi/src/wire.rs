@@ -14,9 +14,19 @@ pub const WIRE_VERSION: u32 = 1;
 /// `prctl` option that no kernel knows (`"UMMU"`): EINVAL where no supervisor's filter is inherited.
 pub const HELLO_PRCTL: u64 = 0x554d_4d55;
 
+/// Whether the filter of the supervisor with that token traps the device's own calls too, so that programs without
+/// a shim find the device.
+pub const fn serves_static(token: u64) -> bool {
+    token & 1 == 1
+}
+
 /// Set in the lock ids of supervisor threads. Client threads use their bare thread id (below 2^22, proc(5));
 /// the two may be of different pid namespaces and must never look the same.
 pub const SUPERVISOR_LOCK_ID: u32 = 1 << 28;
+
+/// Bytes that a shim asks the pipe for while it waits for a byte in it, into memory that can't be written to. No
+/// client asks for as many: where reads of the device are trapped, one of this length is let through.
+pub const WAIT_LENGTH: usize = 0x4d4d_5530;
 
 /// First word of each packet.
 pub const MAGIC: u32 = 0x4d4d_5531;
@@ -33,7 +43,8 @@ pub enum Op {
     Open = 1,
     /// The filter is installed. Descriptor: the listener. The reply means that the supervisor holds it.
     Listener = 2,
-    /// The caller closed its own copy of the listener. The reply means that every thread was seen outside
+    /// The caller closed its own copy of the listener. args: 1 if the filter came before the program that it is
+    /// for, so that nothing has to be waited for. The reply means that every thread was seen outside
     /// the watched calls, or that everything will be invalid when the rest come out: open may return.
     Closed = 3,
     /// Give the counter, read-only. Descriptor: the device descriptor. Reply descriptor: the counter.

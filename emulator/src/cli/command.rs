@@ -22,7 +22,7 @@ const SCRIPT_HEAD: usize = 256;
 pub(super) enum Kind {
     /// A dynamic x86-64 program: it can be preloaded into.
     Dynamic,
-    /// An x86-64 program without an interpreter: nothing is ever preloaded into it.
+    /// An x86-64 program without an interpreter: nothing is ever preloaded into it, it gets a filter instead.
     Static,
     /// For another architecture or word size; the sentence says which.
     Foreign(String),

@@ -131,8 +131,14 @@ impl<W: Write> Report<W> {
                 self.probe(&format!("{name}: fork events"), host::userfaultfd_fork(way))?;
             }
         }
-        self.line("\ntrace: ptrace; no layer of this version uses it")?;
-        self.probe("seize a child", host::ptrace())?;
+        self.line("\nstatic programs: what they need of the above, and ptrace")?;
+        let (ptrace, inject) = (host::ptrace(), notify::inject());
+        self.probe("seize a child", ptrace)?;
+        self.line(if ptrace.works() && inject.works() {
+            "    so `ummunotify run` gives them the device; they pay for each open of any file"
+        } else {
+            "    so a static program can't open the device here"
+        })?;
         self.line("\nio_uring: its rings change memory without a system call that seccomp sees")?;
         let rings = host::io_uring();
         self.probe("io_uring_setup", rings)?;

@@ -3,6 +3,7 @@
 mod command;
 mod demo;
 mod doctor;
+mod enclosure;
 mod probe;
 mod run;
 mod supervise;
@@ -73,6 +74,9 @@ struct RunArguments {
     /// Print statistics when a process that opened the device ends (where the log goes)
     #[arg(long)]
     stats: bool,
+    /// The preloaded library starts a static program so, in place of one of this name: as well as it goes
+    #[arg(long, hide = true, value_name = "NAME")]
+    instead_of: Option<OsString>,
     /// The program and its arguments
     #[arg(value_name = "COMMAND", trailing_var_arg = true)]
     command: Vec<OsString>,

@@ -12,6 +12,7 @@ use ummunotify::shimfile;
 use ummunotify_abi::config;
 
 use super::command::{self, Kind, Program};
+use super::enclosure;
 use super::{EXIT_USAGE, Failure, LogLevel, RunArguments, complain};
 
 /// The emulator can't work here (the convention of env, nohup and timeout).
@@ -24,6 +25,9 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
     let Some(name) = options.command.first() else {
         return Err(Failure::new(EXIT_USAGE, "run needs a command, as in: ummunotify run -- ./client"));
     };
+    if let Some(shown) = &options.instead_of {
+        return Err(start_instead(options, name, shown));
+    }
     let settings = Settings::new(options)?;
     let program = command::find(name).map_err(|m| Failure::new(m.exit_code(), m.to_string()))?;
     look_at(&program)?;
@@ -31,8 +35,35 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
     let binary = own_path().map_err(|error| Failure { error, code: EXIT_CANNOT })?;
     let shim = shimfile::find(&binary).map_err(|e| Failure { error: e.into(), code: EXIT_CANNOT })?;
     settings.export(&binary, &shim.path);
+    if program.kind == Kind::Static && !program.gains_privileges && settings.emulates() {
+        let name = program.image.display().to_string();
+        let help = "it is statically linked: see `ummunotify doctor`, or use --backend kmod";
+        enclosure::enclose(&name)
+            .with_context(|| format!("{name} can't be given the device; {help}"))
+            .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
+    }
     let error = execute(&program.path, &options.command);
     Err(Failure::new(EXIT_NOT_EXECUTABLE, format!("{}: {error}", program.path.display())))
+}
+
+/// Starts a static program that another program executes. It would have run without us: so it does where we can't
+/// help it.
+fn start_instead(options: &RunArguments, path: &OsStr, shown: &OsStr) -> Failure {
+    let enclosed = || -> anyhow::Result<()> {
+        let program = command::find(path).map_err(|m| anyhow::anyhow!("{m}"))?;
+        let emulates = Settings::new(options).map_err(|failure| failure.error)?.emulates();
+        if program.kind == Kind::Static && !program.gains_privileges && emulates {
+            enclosure::enclose(&program.image.display().to_string())?;
+        }
+        Ok(())
+    };
+    if let Err(error) = enclosed() {
+        complain(&format!("notice: {} runs without the device: {error:#}", path.display()));
+    }
+    let mut arguments = options.command.clone();
+    arguments[0] = shown.to_owned();
+    let error = execute(Path::new(path), &arguments);
+    Failure::new(EXIT_NOT_EXECUTABLE, format!("{}: {error}", path.display()))
 }
 
 /// What the options and the environment say.
@@ -67,6 +98,15 @@ impl Settings {
             .transpose()
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
         Ok(Self { backend, log: options.log, log_file, stats: options.stats })
+    }
+
+    /// True if an open of the device gets the emulated one.
+    fn emulates(&self) -> bool {
+        match self.backend {
+            Choice::Kmod => false,
+            Choice::Emulated => true,
+            Choice::Auto => Kmod.check().is_err(),
+        }
     }
 
     /// Puts all of it where the shim and the supervisor look.
@@ -132,19 +172,16 @@ pub(super) fn own_path() -> anyhow::Result<PathBuf> {
 fn look_at(program: &Program) -> Result<(), Failure> {
     let name = program.image.display();
     match &program.kind {
-        Kind::Dynamic | Kind::Text => {}
+        Kind::Dynamic | Kind::Static | Kind::Text => {}
         Kind::Foreign(what) => {
             let message = format!("{name} is {what}; only 64-bit x86 programs find the device");
             return Err(Failure::new(EXIT_NOT_EXECUTABLE, message));
         }
-        Kind::Static => complain(&format!(
-            "notice: {name} is statically linked and can't be reached in this version: it runs, without the device"
-        )),
     }
     if program.gains_privileges {
         complain(&format!(
-            "notice: {name} is set-user-ID, set-group-ID or has capabilities: the loader preloads nothing into \
-             it, so it runs without the device"
+            "notice: {name} is set-user-ID, set-group-ID or has capabilities: nothing is preloaded into it, nor a \
+             filter put around it, so it runs without the device"
         ));
     }
     Ok(())
@@ -171,6 +208,11 @@ fn execute(path: &Path, arguments: &[OsString]) -> io::Error {
     exec(Path::new("/bin/sh"), &shell)
 }
 
+unsafe extern "C" {
+    /// libc's.
+    static environ: *const *const libc::c_char;
+}
+
 fn exec(path: &Path, arguments: &[OsString]) -> io::Error {
     let text = |s: &OsStr| CString::new(s.as_bytes()).map_err(io::Error::from);
     let (Ok(path), Ok(arguments)) =
@@ -180,9 +222,12 @@ fn exec(path: &Path, arguments: &[OsString]) -> io::Error {
     };
     let mut pointers: Vec<_> = arguments.iter().map(|a| a.as_ptr()).collect();
     pointers.push(std::ptr::null());
-    // Not std's exec: that one resets the signal mask and SIGPIPE, which are the command's to inherit.
-    // SAFETY: NUL-terminated strings, and an array of them that ends with a null pointer.
-    unsafe { libc::execv(path.as_ptr(), pointers.as_ptr()) };
+    // Not std's exec: that one resets the signal mask and SIGPIPE, which are the command's to inherit. Nor libc's:
+    // the library, where it is preloaded into us, would send a static program here again.
+    // SAFETY: NUL-terminated strings, and arrays of them that end with a null pointer.
+    unsafe {
+        libc::syscall(libc::SYS_execve, path.as_ptr(), pointers.as_ptr(), environ);
+    }
     io::Error::last_os_error()
 }
 

@@ -16,7 +16,7 @@ pub(super) fn main() -> i32 {
         return EXIT_USAGE;
     };
     ready_for_service();
-    match ummunotify::supervisor::run(control) {
+    match ummunotify::supervisor::run(control, None) {
         Ok(()) => 0,
         Err(error) => {
             complain(&format!("supervisor: {error:#}"));

@@ -63,7 +63,7 @@ pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance, crowd
         let done = match op {
             Op::Open => open(shared, connection, peer, &asked),
             Op::Listener if entrance == Entrance::Control => listener(shared, connection, asked),
-            Op::Closed if entrance == Entrance::Control => closed(shared, connection, peer),
+            Op::Closed if entrance == Entrance::Control => closed(shared, connection, peer, &asked),
             Op::Listener | Op::Closed => Err(Errno::EPERM),
             Op::Counter => with_context(shared, &asked, |context, _| {
                 let counter = context.read_only_counter().map_err(|_| Errno::ENOMEM)?;
@@ -114,7 +114,7 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
         return Err(Errno::ESRCH);
     }
     let nonblocking = flags & libc::O_NONBLOCK as u64 != 0;
-    let (context, device) = Context::create(shared.next_number(), nonblocking).map_err(|e| {
+    let (context, device) = Context::create(shared.next_number(), nonblocking, None).map_err(|e| {
         log::warning!("process {}: can't make a context: {e}", peer.pid);
         errno_of(&e)
     })?;
@@ -141,11 +141,15 @@ fn listener(shared: &Shared, connection: &Connection, asked: Asked) -> nix::Resu
 
 /// The client has closed its own copy of the listener: from here on, calls are answered, and the open may
 /// return once no thread is left in a call that began before the filter.
-fn closed(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<()> {
+fn closed(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
     if shared.listener.get().is_none() {
         return Err(Errno::EPROTO);
     }
     shared.tell(Message::Serve);
+    if asked.args[0] == 1 {
+        // It executes its program next; nothing has been opened.
+        return connection.reply(0, [0; 6], &[], &[]);
+    }
     let left = settle::settle(peer.pid);
     let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
     if let Ok(table) = task::mappings(peer.pid, &shared.kernel) {
@@ -172,7 +176,9 @@ fn attach(
     context: &Arc<Context>,
     space: &Arc<Space>,
 ) -> nix::Result<()> {
-    let opener = !space.is_gone()
+    // Where readers sleep in calls that only the supervisor knows of, it alone works on the arena.
+    let opener = context.is_shims
+        && !space.is_gone()
         && task::mappings(peer.pid, &shared.kernel)
             .is_ok_and(|table| table.iter().any(|m| space.is_marker(m)));
     let args = [u64::from(opener), context.number, context.inode, 0, 0, 0];
@@ -250,20 +256,13 @@ impl Port for RemotePort<'_> {
     }
 
     fn settle(&mut self, engine: &Engine, readable: bool) {
-        if readable {
-            return;
-        }
-        if let Err(e) = self.context.drain() {
-            log::debug!("context {}: drain: {e}", self.context.number);
-        }
-        // A recorder that rang between the read and the drain lost its byte; it moved the counter first.
-        if engine.is_readable() {
-            self.context.ring();
+        if !readable {
+            self.context.hush(engine);
         }
     }
 }
 
 /// The errno of an I/O error; EIO if it has none.
-fn errno_of(e: &std::io::Error) -> Errno {
+pub(super) fn errno_of(e: &std::io::Error) -> Errno {
     e.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

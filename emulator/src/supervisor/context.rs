@@ -9,8 +9,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
+use crossbeam_channel::Sender;
 use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, OFlag, SealFlag};
 use nix::sys::memfd::MFdFlags;
@@ -19,8 +21,12 @@ use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
 use ummunotify_engine::{ARENA_BYTES, Engine, Reason, Recorded};
 
+use super::sleepers::{GoOn, Ring, Sleeper, Sleepers, Slept};
 use super::socket::Door;
 use crate::target::{Device, Mapping};
+
+/// How long a reader that finds nothing waits for the waker to end.
+const WAKING: Duration = Duration::from_secs(2);
 
 /// One context.
 #[derive(Debug)]
@@ -29,6 +35,8 @@ pub struct Context {
     pub number: u64,
     /// Inode of the pipe: its identity among processes.
     pub inode: u64,
+    /// It was opened by a shim, which works on the arena too; else only the supervisor does.
+    pub is_shims: bool,
     /// Regions and events.
     pub engine: Engine,
     /// What the engine points into: arena and counter.
@@ -37,14 +45,20 @@ pub struct Context {
     counter_fd: OwnedFd,
     counter_identity: FileName,
     bell: OwnedFd,
+    /// Who sleeps in a read of the pipe; held by whoever writes to it or takes out of it.
+    sleepers: Mutex<Sleepers>,
+    /// Told when the waker is done.
+    awake: Condvar,
+    /// Calls the waker; only where readers can sleep so.
+    alarm: Option<Sender<u64>>,
     door: Option<Door>,
     /// Where the opener still maps the counter after the last descriptor was closed.
     lingering: Mutex<Option<PageRange>>,
 }
 
 impl Context {
-    /// Makes a context and the device descriptor to hand out.
-    pub fn create(number: u64, nonblocking: bool) -> io::Result<(Self, OwnedFd)> {
+    /// Makes a context and the device descriptor to hand out. `alarm`: for a program without a shim.
+    pub fn create(number: u64, nonblocking: bool, alarm: Option<Sender<u64>>) -> io::Result<(Self, OwnedFd)> {
         let (device, bell) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         // O_NONBLOCK belongs to each end's own file description.
         nix::fcntl::fcntl(&bell, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -76,12 +90,16 @@ impl Context {
         let context = Self {
             number,
             inode,
+            is_shims: alarm.is_none(),
             engine,
             _mappings: [arena, counter],
             arena_fd,
             counter_fd,
             counter_identity,
             bell,
+            sleepers: Mutex::new(Sleepers::default()),
+            awake: Condvar::new(),
+            alarm,
             door,
             lingering: Mutex::new(None),
         };
@@ -118,24 +136,104 @@ impl Context {
         self.ring();
     }
 
-    /// Makes the device descriptor readable, and wakes and signals who waits. The counter has moved before.
+    /// Makes the device descriptor readable, and wakes and signals who waits. The counter has moved before. Where
+    /// somebody sleeps in the pipe's own read, that comes later: see [`super::sleepers`].
     pub fn ring(&self) {
+        self.ring_among(&mut lock(&self.sleepers));
+    }
+
+    fn ring_among(&self, sleepers: &mut Sleepers) {
+        match sleepers.ring() {
+            Ring::Now => self.write_byte(),
+            Ring::Later => {}
+            // The channel has no bound, and its other end lives as long as the process.
+            Ring::Wake => drop(self.alarm.as_ref().map(|alarm| alarm.send(self.number))),
+        }
+    }
+
+    fn write_byte(&self) {
         // EAGAIN: the pipe is full, so the descriptor is readable and every sleeper was woken. EPIPE: nobody
         // holds the descriptor any more. Neither is an error.
         let _ = nix::unistd::write(&self.bell, &[1]);
     }
 
+    /// Makes the descriptor not readable, after a read has left nothing to report.
+    pub fn hush(&self, engine: &Engine) {
+        let mut sleepers = lock(&self.sleepers);
+        self.drain();
+        // A recorder that rang between the read and the drain lost its byte; it moved the counter first.
+        if engine.is_readable() {
+            self.ring_among(&mut sleepers);
+        }
+    }
+
+    /// Lets a task sleep in the pipe's own read until something is to be read.
+    pub fn sleep(&self, sleeper: Sleeper) -> Slept {
+        let sleepers = lock(&self.sleepers);
+        // Not beside a waker, whose byte would end this sleep.
+        let awake = self.awake.wait_timeout_while(sleepers, WAKING, |s| s.is_waking());
+        let (mut sleepers, late) = awake.unwrap_or_else(std::sync::PoisonError::into_inner);
+        if late.timed_out() {
+            return Slept::No;
+        }
+        // Under the lock nobody rings: whoever records now, has moved the counter, or will find this sleeper.
+        if self.engine.is_readable() {
+            return Slept::Readable;
+        }
+        self.drain();
+        sleepers.add(sleeper);
+        Slept::Yes
+    }
+
+    /// The task does something else.
+    pub fn left(&self, tid: u32) {
+        lock(&self.sleepers).forget(tid);
+    }
+
+    /// Has the sleepers woken that a ring found, then rings.
+    pub fn wake(&self, wake: impl FnOnce(Vec<Arc<Sleeper>>)) {
+        let sleeping = lock(&self.sleepers).take();
+        wake(sleeping);
+        let mut sleepers = lock(&self.sleepers);
+        let (rings, calls) = sleepers.woken();
+        for _ in 0..rings {
+            self.write_byte();
+        }
+        if !self.engine.is_readable() {
+            // The woken have read everything meanwhile.
+            self.drain();
+        }
+        drop(sleepers);
+        self.awake.notify_all();
+        drop(calls);
+    }
+
+    /// Lets the calls go on that wait for a ring.
+    pub fn hurry(&self) {
+        let calls = lock(&self.sleepers).overdue();
+        drop(calls);
+    }
+
+    /// Keeps a call waiting for as long as a ring that was made before is on its way.
+    pub fn delay(&self, call: &Arc<GoOn>) {
+        lock(&self.sleepers).delay(call);
+    }
+
     /// Takes every byte out of the pipe, for a reader that can't do it itself: through a passing second read
     /// end, since a permanent one would hide that the clients have closed theirs.
-    pub fn drain(&self) -> io::Result<()> {
+    fn drain(&self) {
         let end = nix::fcntl::open(
             format!("/proc/self/fd/{}", self.bell.as_raw_fd()).as_str(),
             OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC,
             nix::sys::stat::Mode::empty(),
-        )?;
-        let mut bytes = [0; 4096];
-        while matches!(nix::unistd::read(&end, &mut bytes), Ok(n) if n == bytes.len()) {}
-        Ok(())
+        );
+        match end {
+            Ok(end) => {
+                let mut bytes = [0; 4096];
+                while matches!(nix::unistd::read(&end, &mut bytes), Ok(n) if n == bytes.len()) {}
+            }
+            Err(e) => super::log::debug!("context {}: drain: {e}", self.number),
+        }
     }
 
     /// The bell, for polling.

@@ -29,6 +29,11 @@ impl SupervisorHost {
         let same_namespace = task::in_our_pid_namespace(space.pid);
         Self { space, context, same_namespace }
     }
+
+    /// For a context whose arena no client maps: the lock is always our own.
+    pub fn alone(space: Arc<Space>, context: Arc<Context>) -> Self {
+        Self { space, context, same_namespace: false }
+    }
 }
 
 impl Host for SupervisorHost {

@@ -16,12 +16,15 @@ use ummunotify_sys::process;
 use super::clerk::{self, Entrance};
 use super::context::Context;
 use super::crowded::CrowdedTarget;
+use super::desk::Desk;
 use super::log;
 use super::shared::{Message, Shared};
+use super::sleepers::GoOn;
 use super::socket::{Connection, Door};
 use super::space::Space;
 use super::task;
 use super::worker::{Finding, Job};
+use crate::trap::device::DeviceCall;
 use crate::trap::effect::{Effect, effect};
 use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
 
@@ -91,6 +94,7 @@ pub struct MainLoop {
     /// asks the pidfd, opened before that was seen, whether it still is that process.
     strangers: HashMap<u32, OwnedFd>,
     pending: VecDeque<Arc<Job>>,
+    desk: Desk,
     serving: bool,
     hung_up: bool,
     /// When to look again whether closed contexts' counters are still mapped.
@@ -119,6 +123,7 @@ impl MainLoop {
             members: HashMap::new(),
             strangers: HashMap::new(),
             pending: VecDeque::new(),
+            desk: Desk::new(),
             serving: false,
             hung_up: false,
             recheck: None,
@@ -189,7 +194,9 @@ impl MainLoop {
 
     fn timeout(&self) -> EpollTimeout {
         let job = self.pending.iter().find(|job| !job.is_claimed()).map(|job| job.due);
-        let Some(at) = [job, self.recheck].into_iter().flatten().min() else { return EpollTimeout::NONE };
+        let Some(at) = [job, self.desk.due(), self.recheck].into_iter().flatten().min() else {
+            return EpollTimeout::NONE;
+        };
         let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
         EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
     }
@@ -201,6 +208,11 @@ impl MainLoop {
                 Message::Serve => self.start_serving(),
                 Message::CounterSeen(number, at) => self.counter_seen(number, at),
                 Message::Ended => {}
+                Message::Ordinary(call) => {
+                    if let Some(listener) = self.shared.clone().listener.get() {
+                        self.ordinary(listener, &call);
+                    }
+                }
             }
         }
     }
@@ -353,13 +365,15 @@ impl MainLoop {
                 self.give_up(&job.candidates, job.id, Reason::Deadline);
             }
         }
+        self.desk.deadlines(&self.shared);
     }
 
     fn give_up(&self, spaces: &[Arc<Space>], id: u64, reason: Reason) {
+        let call = GoOn::new(&self.shared.listener, id);
         for space in spaces {
             space.invalidate_all(reason);
+            space.delay(&call);
         }
-        self.proceed(id);
     }
 
     fn proceed(&self, id: u64) {
@@ -375,7 +389,11 @@ impl MainLoop {
         let Some(listener) = shared.listener.get() else { return };
         if events.contains(EpollFlags::EPOLLIN) {
             match listener.receive() {
-                Ok(Some(notification)) => self.notification(listener, &notification),
+                Ok(Some(notification)) => {
+                    // An open that was over before this call began must be known to it.
+                    self.messages();
+                    self.notification(listener, &notification);
+                }
                 Ok(None) => {}
                 Err(e) => log::warning!("can't receive a notification: {e}"),
             }
@@ -387,6 +405,20 @@ impl MainLoop {
     }
 
     fn notification(&mut self, listener: &Listener, call: &Notification) {
+        let registers = Syscall { arch: call.arch, nr: call.nr, args: call.args };
+        // A task without a number here can't be looked at.
+        if let Some(band) = self.shared.device
+            && call.tid != 0
+            && let Some(asks) = DeviceCall::new(&registers, band)
+        {
+            self.desk.submit(&self.shared, *call, asks);
+            return;
+        }
+        self.ordinary(listener, call);
+    }
+
+    /// A call that is none of the device's.
+    fn ordinary(&mut self, listener: &Listener, call: &Notification) {
         let decoded = Decoded::new(&Syscall { arch: call.arch, nr: call.nr, args: call.args });
         if let Decoded::Hello { version } = decoded {
             let answer = if version == u64::from(wire::WIRE_VERSION) {
@@ -444,7 +476,7 @@ impl MainLoop {
         {
             log::debug!("task {}: {operation:?}: {pieces:x?}", call.tid);
             space.record(&pieces);
-            self.proceed(call.id);
+            space.delay(&GoOn::new(&self.shared.listener, call.id));
             return;
         }
         if spaces.iter().any(|s| s.stuck.load(Ordering::Acquire)) {

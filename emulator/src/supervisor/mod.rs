@@ -1,7 +1,9 @@
 //! The supervisor: a process of its own that answers the trapped calls of its clients.
 //!
 //! Threads: the main loop receives notifications and answers all that need no look at the target; a worker per
-//! address space looks at targets ([`worker`]); a clerk per connection serves shims ([`clerk`]). They share
+//! address space looks at targets ([`worker`]); a clerk per connection serves shims ([`clerk`]); the desk serves
+//! trapped calls of the device, of programs without a shim ([`desk`]), and wakes those who sleep in one
+//! ([`sleepers`]). They share
 //! [`shared::Shared`] and talk by channels. Nothing of a target, and nothing in an arena, is trusted.
 //!
 //! Life: it ends when no task has the filter any more (the listener reports `POLLHUP`) and the last reference
@@ -11,14 +13,19 @@
 //! Lock order: the list of spaces, then a space's list of contexts; no lock is held while waiting for a
 //! target or a peer.
 
+mod caller;
 mod clerk;
 mod context;
 mod crowded;
+mod desk;
+mod device_call;
 mod host;
 pub mod log;
 mod main_loop;
+mod open_call;
 mod settle;
 mod shared;
+mod sleepers;
 mod socket;
 mod space;
 mod task;
@@ -29,16 +36,19 @@ use std::sync::Arc;
 
 use nix::mount::{MsFlags, mount};
 
-/// Runs the supervisor on a fresh control socket until nobody needs it any more.
+use crate::trap::policy::Band;
+
+/// Runs the supervisor on a fresh control socket until nobody needs it any more. `device`: its filter traps the
+/// device's own calls too, for programs without a shim; these are the numbers of their descriptors.
 ///
 /// # Errors
 /// What the kernel refused at start; a client is told by the socket's end.
-pub fn run(control: OwnedFd) -> anyhow::Result<()> {
+pub fn run(control: OwnedFd, device: Option<Band>) -> anyhow::Result<()> {
     // A log file's path may be relative to the client's directory.
     log::init();
     detach();
     see_own_processes()?;
-    let shared = Arc::new(shared::Shared::new()?);
+    let shared = Arc::new(shared::Shared::new(device)?);
     let mut main_loop = main_loop::MainLoop::new(Arc::clone(&shared))?;
     main_loop.serve_connection(socket::Connection::new(control), clerk::Entrance::Control);
     main_loop.run()

@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use nix::sys::eventfd::EventFd;
 use ummunotify_abi::PageRange;
-use ummunotify_sys::notify::Listener;
+use ummunotify_sys::notify::{Listener, Notification};
 
 use super::context::{Context, lock};
+use super::sleepers::Alarm;
 use super::space::Space;
 use super::task;
 use super::worker::{self, Finding};
 use crate::target::KernelTraits;
+use crate::trap::policy::Band;
 
 /// What other threads tell the main loop.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ pub enum Message {
     CounterSeen(u64, Option<PageRange>),
     /// A connection has ended.
     Ended,
+    /// This call is none of the device's.
+    Ordinary(Notification),
 }
 
 /// State of the whole supervisor.
@@ -33,6 +37,8 @@ pub enum Message {
 pub struct Shared {
     /// The word that descendants ask for and find us by.
     pub token: u64,
+    /// The numbers of the device's descriptors in programs without a shim, if the filter serves such.
+    pub device: Option<Band>,
     /// The one listener, once there is one.
     pub listener: Arc<OnceLock<Listener>>,
     /// What this kernel does where kernels differ.
@@ -47,16 +53,22 @@ pub struct Shared {
     pub findings: Receiver<Finding>,
     /// Wakes the main loop.
     pub wake: EventFd,
+    /// Held from the look for a space to the mapping of its marker, by opens that trapped calls ask for; and from
+    /// the choice of a number of the band to its use.
+    pub opening: Mutex<()>,
+    /// Rings where readers sleep in the pipe's own read.
+    pub alarm: Alarm,
 }
 
 impl Shared {
-    /// An empty state.
-    pub fn new() -> io::Result<Self> {
+    /// An empty state; see [`Self::device`].
+    pub fn new(device: Option<Band>) -> io::Result<Self> {
         let (outbox, inbox) = unbounded();
         let (findings_in, findings) = unbounded();
         Ok(Self {
-            // Positive, so that it can be the result of a system call.
-            token: (ummunotify_sys::process::random_u64()? >> 2).max(1),
+            // Positive, so that it can be the result of a system call. See `wire::serves_static`.
+            token: (ummunotify_sys::process::random_u64()? >> 2).max(2) & !1 | u64::from(device.is_some()),
+            device,
             listener: Arc::new(OnceLock::new()),
             kernel: KernelTraits::probe(),
             spaces: Mutex::new(Vec::new()),
@@ -68,6 +80,8 @@ impl Shared {
             wake: EventFd::from_flags(
                 nix::sys::eventfd::EfdFlags::EFD_CLOEXEC | nix::sys::eventfd::EfdFlags::EFD_NONBLOCK,
             )?,
+            opening: Mutex::new(()),
+            alarm: Alarm::new(),
         })
     }
 

@@ -11,6 +11,7 @@ use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_engine::Reason;
 
 use super::context::{Context, FileName, lock, sealed_memfd};
+use super::sleepers::GoOn;
 use super::worker::Job;
 use crate::target::Mapping;
 
@@ -121,6 +122,13 @@ impl Space {
             for context in contexts.iter() {
                 context.record(*piece);
             }
+        }
+    }
+
+    /// Keeps a call waiting for as long as a ring that was made before is on its way.
+    pub fn delay(&self, call: &Arc<GoOn>) {
+        for context in lock(&self.contexts).iter() {
+            context.delay(call);
         }
     }
 

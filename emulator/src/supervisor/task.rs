@@ -1,6 +1,10 @@
 //! Facts about a task that its /proc entry tells.
 
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
+
+use ummunotify_sys::{process, ptrace};
 
 use crate::target::{self, KernelTraits, Mapping, ProcessTarget, Target};
 
@@ -46,4 +50,78 @@ pub fn in_our_pid_namespace(pid: u32) -> bool {
     let ours = std::fs::read_link("/proc/self/ns/pid");
     let theirs = std::fs::read_link(format!("/proc/{pid}/ns/pid"));
     matches!((ours, theirs), (Ok(a), Ok(b)) if a == b)
+}
+
+/// When the task began, in clock ticks since boot: with its id it names one task only (proc_pid_stat(5), starttime).
+pub fn born(tid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
+    // The name in parentheses may hold anything; the third field follows the last of them.
+    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+}
+
+/// Who traces a task.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Tracer {
+    Nobody,
+    Ourselves,
+    Somebody,
+}
+
+fn tracer(tid: u32) -> Tracer {
+    match status_field(tid, "TracerPid:") {
+        None | Some(0) => Tracer::Nobody,
+        Some(tracer) if process::has_thread(std::process::id(), tracer) => Tracer::Ourselves,
+        Some(_) => Tracer::Somebody,
+    }
+}
+
+/// Whether somebody else, a debugger, traces the task.
+pub fn is_traced(tid: u32) -> bool {
+    tracer(tid) == Tracer::Somebody
+}
+
+/// Begins to trace the task, when another of our threads has let go of it.
+///
+/// # Errors
+/// EPERM: somebody else traces it, or nobody may. ESRCH: it is gone.
+pub fn seize(tid: u32) -> io::Result<ptrace::Seized> {
+    loop {
+        // Seen before the try: one of ours that is over by then is nobody the next time.
+        let before = tracer(tid);
+        match ptrace::seize(tid) {
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) && before == Tracer::Ourselves => {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) && tracer(tid) == Tracer::Ourselves => {}
+            done => return done,
+        }
+    }
+}
+
+/// A signal that a task would take now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Signal {
+    /// None.
+    None,
+    /// Its own.
+    Thread,
+    /// One of its process, which any of its threads may take.
+    Process,
+}
+
+/// Whether a signal waits for a task that takes none just now.
+pub fn signal_waits(tid: u32) -> Signal {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{tid}/status")) else { return Signal::None };
+    let set = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
+    };
+    let free = !set("SigBlk:");
+    if set("SigPnd:") & free != 0 {
+        Signal::Thread
+    } else if set("ShdPnd:") & free != 0 {
+        Signal::Process
+    } else {
+        Signal::None
+    }
 }

@@ -14,6 +14,7 @@ use ummunotify_engine::Reason;
 use ummunotify_sys::notify::Listener;
 
 use super::log;
+use super::sleepers::GoOn;
 use super::space::Space;
 use super::task;
 use crate::target::{KernelTraits, ProcessTarget};
@@ -112,11 +113,8 @@ pub fn run(
                 Effect::All(_) => space.invalidate_all(Reason::Unreadable),
             }
         }
-        if let Some(listener) = listener.get()
-            && let Err(e) = listener.proceed(job.id)
-        {
-            log::warning!("task {}: can't let its call go on: {e}", job.tid);
-        }
+        let call = GoOn::new(listener, job.id);
+        spaces.iter().for_each(|space| space.delay(&call));
     }
 }
 

@@ -5,8 +5,12 @@
 //! numbers that are allowed all the same; loading any other field first would forfeit that (measured: 1.31
 //! instead of 1.04 times the price of an unrelated call). Then come arguments, and last the instruction pointer.
 
+use std::collections::BTreeMap;
+
 use crate::trap::bpf::{Assembler, JUMP_ANY_BIT, JUMP_AT_LEAST, JUMP_EQUAL, Label, SockFilter};
-use crate::trap::policy::{ARCH_I386, ARCH_X86_64, I386, Policy, Rule, Test, X32_BIT, X32_OWN, X86_64};
+use crate::trap::policy::{
+    ARCH_I386, ARCH_X86_64, Band, DEVICE, I386, Policy, Rule, Test, X32_BIT, X32_OWN, X86_64,
+};
 
 /// `SECCOMP_RET_USER_NOTIF`.
 pub const NOTIFY: u32 = 0x7fc0_0000;
@@ -26,7 +30,7 @@ pub struct Filter;
 impl Filter {
     /// The program that answers [`NOTIFY`] to what `policy` watches and [`ALLOW`] to everything else.
     pub fn build(policy: &Policy) -> Vec<SockFilter> {
-        let mut b = Builder::new();
+        let mut b = Builder::new(policy.device);
         let (native, foreign, x32) = (b.asm.label(), b.asm.label(), b.asm.label());
         let other = b.asm.label();
         b.asm.load(ARCH);
@@ -37,7 +41,8 @@ impl Filter {
 
         b.asm.bind(native);
         b.asm.load(NR);
-        let mut targets = b.targets(X86_64, b.gate);
+        let own = policy.device.map_or(&[][..], |_| DEVICE);
+        let mut targets = b.targets(&merged(X86_64, own), b.gate);
         targets.push((Key::From(X32_BIT), x32));
         b.tree(&targets);
 
@@ -69,6 +74,12 @@ impl Filter {
     }
 }
 
+/// Both tables as one, by ascending number; `over` wins.
+fn merged(table: &[Rule], over: &[Rule]) -> Vec<Rule> {
+    let rules: BTreeMap<u32, Rule> = table.iter().chain(over).map(|rule| (rule.nr, *rule)).collect();
+    rules.into_values().collect()
+}
+
 #[derive(Clone, Copy)]
 enum Key {
     Is(u32),
@@ -89,15 +100,16 @@ struct Builder {
     notify: Label,
     /// Looks at the instruction pointer before it notifies.
     gate: Label,
+    band: Option<Band>,
     /// Argument tests to be written behind the trees, each once: test, where it begins, where it notifies.
     tests: Vec<(Test, Label, Label)>,
 }
 
 impl Builder {
-    fn new() -> Self {
+    fn new(band: Option<Band>) -> Self {
         let mut asm = Assembler::new();
         let (allow, notify, gate) = (asm.label(), asm.label(), asm.label());
-        Self { asm, allow, notify, gate, tests: Vec::new() }
+        Self { asm, allow, notify, gate, band, tests: Vec::new() }
     }
 
     /// Where each number goes.
@@ -165,6 +177,16 @@ impl Builder {
                 self.asm.load(low(arg) + 4);
                 self.asm.branch(JUMP_EQUAL, 0, no, yes);
             }
+            Test::InBand(arg) => match self.band {
+                Some(band) => {
+                    let next = self.asm.label();
+                    self.asm.load(low(arg));
+                    self.asm.branch(JUMP_AT_LEAST, band.first, next, no);
+                    self.asm.bind(next);
+                    self.asm.branch(JUMP_AT_LEAST, band.last + 1, no, yes);
+                }
+                None => self.asm.goto(no),
+            },
             Test::Each(tests) => self.chain(tests, |next| (next, no), yes, no),
             Test::Some(tests) => self.chain(tests, |next| (yes, next), yes, no),
         }
@@ -223,8 +245,15 @@ mod tests {
 
     const GATE: u64 = 0x7abc_0000_1007;
 
+    const BAND: Band = Band { first: 960, last: 1023 };
+    const POLICIES: [Policy; 3] = [
+        Policy { gate: None, device: None },
+        Policy { gate: Some(GATE), device: None },
+        Policy { gate: None, device: Some(BAND) },
+    ];
+
     /// The policy once more, as plain as it can be said, with numbers from the system headers.
-    fn watched(arch: u32, nr: u32, a: &[u64; 6], ip: u64, gate: Option<u64>) -> bool {
+    fn watched(arch: u32, nr: u32, a: &[u64; 6], ip: u64, policy: &Policy) -> bool {
         let low = |i: usize| a[i] as u32;
         let advice = |i| matches!(low(i), 4 | 8 | 9 | 13 | 21 | 24 | 25 | 100 | 101 | 102);
         let compat = arch == 0x4000_0003 || nr & 0x4000_0000 != 0 && nr & 0x3fff_ffff == 514;
@@ -260,6 +289,7 @@ mod tests {
         if arch != 0xc000_003e {
             return true;
         }
+        let nr_of_64 = nr;
         let nr = match nr & !0x4000_0000 {
             514 if nr != 514 => 16,
             520 if nr != 520 => 59,
@@ -267,27 +297,45 @@ mod tests {
             545 if nr != 545 => 322,
             common => common,
         };
-        let hit = match i64::from(nr) {
-            libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_pkey_mprotect => true,
-            libc::SYS_shmdt | libc::SYS_truncate | libc::SYS_ftruncate | libc::SYS_creat => true,
-            libc::SYS_remap_file_pages | libc::SYS_fork | libc::SYS_clone3 | libc::SYS_openat2 => true,
-            libc::SYS_execve | libc::SYS_execveat | libc::SYS_migrate_pages => true,
-            libc::SYS_mmap => mmap,
-            libc::SYS_madvise => advice(2),
-            libc::SYS_process_madvise => advice(3),
-            libc::SYS_brk => a[0] != 0,
-            libc::SYS_shmat => low(2) & libc::SHM_REMAP as u32 != 0,
-            libc::SYS_fallocate => fallocate,
-            libc::SYS_open => low(1) & libc::O_TRUNC as u32 != 0,
-            libc::SYS_openat => low(2) & libc::O_TRUNC as u32 != 0,
-            libc::SYS_clone => clone,
-            libc::SYS_mbind => low(5) & 6 != 0,
-            libc::SYS_move_pages => a[3] != 0,
-            libc::SYS_ioctl => ioctl,
-            libc::SYS_prctl => low(0) == 0x554d_4d55,
-            _ => false,
-        };
-        hit && gate != Some(ip)
+        let band = |i: usize| policy.device.is_some_and(|band| (band.first..=band.last).contains(&low(i)));
+        let own = policy.device.is_some() && !compat && nr_of_64 == nr;
+        let hit = own
+            && match i64::from(nr) {
+                libc::SYS_read => band(0) && low(2) != ummunotify_abi::wire::WAIT_LENGTH as u32,
+                libc::SYS_open | libc::SYS_openat => true,
+                libc::SYS_mmap => band(4) && low(3) & libc::MAP_ANONYMOUS as u32 == 0,
+                libc::SYS_ioctl => {
+                    matches!(low(1), 0xc004_5501 | 0x4020_5502 | 0x4008_5503)
+                        || band(0) && !matches!(low(1), 0x5450 | 0x5451 | 0x5421 | 0x5452)
+                }
+                libc::SYS_pread64 | libc::SYS_pwrite64 | libc::SYS_readv | libc::SYS_dup => band(0),
+                libc::SYS_dup2 | libc::SYS_dup3 => band(0),
+                libc::SYS_preadv | libc::SYS_pwritev | libc::SYS_preadv2 | libc::SYS_pwritev2 => band(0),
+                libc::SYS_fcntl => band(0) && matches!(low(1), 0 | 1030 | 1031 | 1032),
+                _ => false,
+            };
+        let hit = hit
+            || match i64::from(nr) {
+                libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_pkey_mprotect => true,
+                libc::SYS_shmdt | libc::SYS_truncate | libc::SYS_ftruncate | libc::SYS_creat => true,
+                libc::SYS_remap_file_pages | libc::SYS_fork | libc::SYS_clone3 | libc::SYS_openat2 => true,
+                libc::SYS_execve | libc::SYS_execveat | libc::SYS_migrate_pages => true,
+                libc::SYS_mmap => mmap,
+                libc::SYS_madvise => advice(2),
+                libc::SYS_process_madvise => advice(3),
+                libc::SYS_brk => a[0] != 0,
+                libc::SYS_shmat => low(2) & libc::SHM_REMAP as u32 != 0,
+                libc::SYS_fallocate => fallocate,
+                libc::SYS_open => low(1) & libc::O_TRUNC as u32 != 0,
+                libc::SYS_openat => low(2) & libc::O_TRUNC as u32 != 0,
+                libc::SYS_clone => clone,
+                libc::SYS_mbind => low(5) & 6 != 0,
+                libc::SYS_move_pages => a[3] != 0,
+                libc::SYS_ioctl => ioctl,
+                libc::SYS_prctl => low(0) == 0x554d_4d55,
+                _ => false,
+            };
+        hit && policy.gate != Some(ip)
     }
 
     fn data(arch: u32, nr: u32, args: &[u64; 6], ip: u64) -> [u8; 64] {
@@ -301,10 +349,10 @@ mod tests {
         data
     }
 
-    fn check(program: &[SockFilter], gate: Option<u64>, arch: u32, nr: u32, args: &[u64; 6], ip: u64) {
-        let expected = if watched(arch, nr, args, ip, gate) { NOTIFY } else { ALLOW };
+    fn check(program: &[SockFilter], policy: &Policy, arch: u32, nr: u32, args: &[u64; 6], ip: u64) {
+        let expected = if watched(arch, nr, args, ip, policy) { NOTIFY } else { ALLOW };
         let (got, _) = interpreter::run(program, &data(arch, nr, args, ip));
-        assert_eq!(got, expected, "arch {arch:#x} nr {nr:#x} args {args:x?} ip {ip:#x} gate {gate:x?}");
+        assert_eq!(got, expected, "arch {arch:#x} nr {nr:#x} args {args:x?} ip {ip:#x} {policy:x?}");
     }
 
     /// Words at which some test of some argument flips.
@@ -319,6 +367,22 @@ mod tests {
         for request in [0xc060_6610_u64, 0xc018_aa06, 0x8010_aa01, 0xc028_aa05, 0x4030_5829, 0x4030_582b] {
             words.extend([request, request - 1, request + 1, request | 0xdead_beef << 32]);
         }
+        words.extend([
+            959,
+            960,
+            1000,
+            1023,
+            1024,
+            1030,
+            1031,
+            1032,
+            960 | 7 << 32,
+            0x5421,
+            0x5450,
+            0x5451,
+            0x5452,
+        ]);
+        words.extend([0xc004_5501, 0x4020_5502, 0x4008_5503, ummunotify_abi::wire::WAIT_LENGTH as u64]);
         words.extend([0x4030_5839, 0x5401, 0x402c_5829, 0x402c_582b, 0x402c_5839]);
         words
     }
@@ -329,27 +393,29 @@ mod tests {
     #[test]
     fn the_program_is_the_policy() {
         let edges = edges();
-        for gate in [None, Some(GATE)] {
-            let program = Filter::build(&Policy { gate });
+        for policy in POLICIES {
+            let program = Filter::build(&policy);
             assert!(program.len() <= MAX_INSTRUCTIONS);
             for arch in ARCHES {
                 let top = [0, X32_BIT, 0x8000_0000, 0xc000_0000];
                 for nr in top.into_iter().flat_map(|top| (0..600).map(move |nr| top | nr)) {
                     // Numbers that no table names end before any argument: a few words will do there.
-                    let named =
-                        [X86_64, X32_OWN, I386].into_iter().flatten().any(|rule| rule.nr == nr & 0xffff);
+                    let named = [X86_64, X32_OWN, I386, DEVICE]
+                        .into_iter()
+                        .flatten()
+                        .any(|rule| rule.nr == nr & 0xffff);
                     let words = if named { &edges[..] } else { &edges[..4] };
                     for arg in 0..6 {
                         for (i, word) in words.iter().enumerate() {
                             let mut args = [0; 6];
                             args[arg] = *word;
                             let ip = [GATE, GATE + 1, GATE | 1 << 63, 0][i % 4];
-                            check(&program, gate, arch, nr, &args, ip);
+                            check(&program, &policy, arch, nr, &args, ip);
                         }
                     }
                 }
                 for nr in [u32::MAX, u32::MAX - 1, 0x7fff_ffff, 0x3fff_ffff, 1 << 29] {
-                    check(&program, gate, arch, nr, &[0; 6], 0);
+                    check(&program, &policy, arch, nr, &[0; 6], 0);
                 }
             }
         }
@@ -358,10 +424,11 @@ mod tests {
     /// Calls that aren't watched for any arguments cost few comparisons, and on kernels with an allow-cache none.
     #[test]
     fn uninteresting_calls_are_cheap_and_cached() {
-        for gate in [None, Some(GATE)] {
-            let program = Filter::build(&Policy { gate });
+        for policy in POLICIES {
+            let program = Filter::build(&policy);
+            let own = policy.device.map_or(&[][..], |_| DEVICE);
             let mut worst = 0;
-            for nr in (0..=547).filter(|nr| !X86_64.iter().any(|rule| rule.nr == *nr)) {
+            for nr in (0..=547).filter(|nr| !X86_64.iter().chain(own).any(|rule| rule.nr == *nr)) {
                 let (result, compares) =
                     interpreter::run(&program, &data(ARCH_X86_64, nr, &[u64::MAX; 6], GATE + 1));
                 assert_eq!(result, ALLOW, "nr {nr}");
@@ -372,7 +439,7 @@ mod tests {
                 "{} instructions; an uninteresting number costs at most {worst} comparisons and the architecture's",
                 program.len()
             );
-            assert!(worst <= 6);
+            assert!(worst <= 7);
         }
     }
 
@@ -395,11 +462,11 @@ mod tests {
             nr in prop_oneof![0_u32..600, any::<u32>(), (0_u32..600).prop_map(|n| n | X32_BIT)],
             args in prop::array::uniform6(prop_oneof![any::<u64>(), prop::sample::select(edges())]),
             ip in prop_oneof![Just(GATE), any::<u64>()],
-            gate in prop::option::of(Just(GATE)),
+            which in 0..POLICIES.len(),
         ) {
-            static PROGRAMS: LazyLock<[Vec<SockFilter>; 2]> =
-                LazyLock::new(|| [None, Some(GATE)].map(|gate| Filter::build(&Policy { gate })));
-            check(&PROGRAMS[usize::from(gate.is_some())], gate, arch, nr, &args, ip);
+            static PROGRAMS: LazyLock<[Vec<SockFilter>; 3]> =
+                LazyLock::new(|| POLICIES.map(|policy| Filter::build(&policy)));
+            check(&PROGRAMS[which], &POLICIES[which], arch, nr, &args, ip);
         }
     }
 }

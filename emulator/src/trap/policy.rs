@@ -17,6 +17,32 @@ pub struct Policy {
     /// The return address of the one `syscall` instruction whose calls were recorded before they are made:
     /// 64-bit calls that come from there are let through.
     pub gate: Option<u64>,
+    /// The device's own calls are trapped too, for programs into which nothing can be preloaded. What reads and
+    /// maps is told by the descriptor's number, which lies in this band.
+    pub device: Option<Band>,
+}
+
+/// Numbers that are kept for descriptors of the device: `first` up to and with `last`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Band {
+    /// The lowest.
+    pub first: u32,
+    /// The highest.
+    pub last: u32,
+}
+
+impl Band {
+    /// The band for a process that may have `limit` descriptors: 64 numbers below 1024, where select reaches
+    /// them, and at most a quarter of what there is. `None` if there is too little to divide.
+    pub fn below(limit: u64) -> Option<Self> {
+        let end = u32::try_from(limit.min(1024)).ok().filter(|end| *end >= 16)?;
+        Some(Self { first: end - (end / 4).min(64), last: end - 1 })
+    }
+
+    /// Whether a descriptor lies in it.
+    pub const fn has(self, fd: i32) -> bool {
+        fd >= 0 && fd as u32 >= self.first && fd as u32 <= self.last
+    }
 }
 
 /// A condition on the arguments of a call.
@@ -34,6 +60,8 @@ pub enum Test {
     NoneOf(u8, &'static [u32]),
     /// The argument isn't 0, all 64 bits of it.
     NotZero(u8),
+    /// The argument's low word lies in the band of [`Policy::device`].
+    InBand(u8),
     /// Each of these.
     Each(&'static [Test]),
     /// At least one of these.
@@ -55,6 +83,7 @@ const fn rule(nr: u32, test: Test) -> Rule {
 
 pub(crate) const MAP_FIXED: u32 = 0x10;
 pub(crate) const MAP_FIXED_NOREPLACE: u32 = 0x10_0000;
+const MAP_ANONYMOUS: u32 = 0x20;
 pub(crate) const SHM_REMAP: u32 = 0x4000;
 pub(crate) const O_TRUNC: u32 = 0x200;
 pub(crate) const CLONE_VM: u32 = 0x100;
@@ -153,9 +182,63 @@ const COPIES_OR_SHARES: Test =
 const DEALLOCATES: Test = Test::NoneOf(1, &[0, KEEP_SIZE, UNSHARE_RANGE]);
 const HELLO: Test = Test::OneOf(0, &[ummunotify_abi::wire::HELLO_PRCTL as u32]);
 
+/// Requests of ioctl that the VFS answers for any file: FIONCLEX, FIOCLEX, FIONBIO, FIOASYNC.
+const ANY_FILES: &[u32] = &[0x5450, 0x5451, 0x5421, 0x5452];
+/// The device's own, on whatever descriptor.
+const DEVICE_REQUESTS: &[u32] = &[
+    ummunotify_abi::device::EXCHANGE_FEATURES,
+    ummunotify_abi::device::REGISTER_REGION,
+    ummunotify_abi::device::UNREGISTER_REGION,
+];
+/// F_DUPFD, F_DUPFD_CLOEXEC, and the size of a pipe, which the device isn't: F_SETPIPE_SZ, F_GETPIPE_SZ.
+const COPIES_OR_SIZES: &[u32] = &[0, 1030, 1031, 1032];
+/// Neither the wait of a shim nor a descriptor of something else.
+const READS: Test =
+    Test::Each(&[Test::InBand(0), Test::NoneOf(2, &[ummunotify_abi::wire::WAIT_LENGTH as u32])]);
+
+/// What is trapped beside [`X86_64`], or instead of what stands there for the same number, where the device's own
+/// calls are trapped.
+pub const DEVICE: &[Rule] = &[
+    rule(nr::READ, READS),
+    rule(nr::OPEN, Test::Always),
+    rule(nr::MMAP, Test::Some(&[REPLACES, Test::Each(&[Test::InBand(4), Test::NoBit(3, MAP_ANONYMOUS)])])),
+    rule(
+        nr::IOCTL,
+        Test::Some(&[
+            Test::OneOf(1, REQUESTS),
+            Test::OneOf(1, DEVICE_REQUESTS),
+            Test::Each(&[Test::InBand(0), Test::NoneOf(1, ANY_FILES)]),
+        ]),
+    ),
+    rule(nr::PREAD64, Test::InBand(0)),
+    rule(nr::PWRITE64, Test::InBand(0)),
+    rule(nr::READV, Test::InBand(0)),
+    rule(nr::DUP, Test::InBand(0)),
+    rule(nr::DUP2, Test::InBand(0)),
+    rule(nr::FCNTL, Test::Each(&[Test::InBand(0), Test::OneOf(1, COPIES_OR_SIZES)])),
+    rule(nr::OPENAT, Test::Always),
+    rule(nr::DUP3, Test::InBand(0)),
+    rule(nr::PREADV, Test::InBand(0)),
+    rule(nr::PWRITEV, Test::InBand(0)),
+    rule(nr::PREADV2, Test::InBand(0)),
+    rule(nr::PWRITEV2, Test::InBand(0)),
+];
+
 /// Numbers of the calls, x86-64.
 pub(crate) mod nr {
     #![allow(missing_docs)]
+    pub const READ: u32 = 0;
+    pub const PREAD64: u32 = 17;
+    pub const PWRITE64: u32 = 18;
+    pub const READV: u32 = 19;
+    pub const DUP: u32 = 32;
+    pub const DUP2: u32 = 33;
+    pub const DUP3: u32 = 292;
+    pub const FCNTL: u32 = 72;
+    pub const PREADV: u32 = 295;
+    pub const PWRITEV: u32 = 296;
+    pub const PREADV2: u32 = 327;
+    pub const PWRITEV2: u32 = 328;
     pub const OPEN: u32 = 2;
     pub const MMAP: u32 = 9;
     pub const MPROTECT: u32 = 10;

@@ -1,0 +1,334 @@
+//! exec and posix_spawn, for the sake of static executables: nothing can be preloaded into one, so it is started by
+//! `ummunotify run`, which puts a filter around it and becomes it. The process stays the same, and so does all that
+//! it inherits.
+//!
+//! Whatever speaks against that, the call is the plain one: no `run` above us, an environment without it, a filter
+//! around us already, a file that can't be read. fexecve, execveat, execl and its kin and raw calls are plain always.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr::null;
+
+use ummunotify_abi::config;
+
+use crate::door::Owned;
+use crate::environment::{self, Backend, backend};
+use crate::{activate, next, sys};
+
+type Strings = *const *const c_char;
+
+/// execve(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+    // SAFETY: the application's own arguments.
+    unsafe {
+        with_detour(path, arguments, environment, |path, arguments| real_execve(path, arguments, environment))
+    }
+}
+
+fn real_execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+    next!(c"execve" as fn(*const c_char, Strings, Strings) -> c_int; (path, arguments, environment);
+        // SAFETY: the application's own arguments.
+        sys::libc_result(unsafe {
+            sys::call(libc::SYS_execve, path as usize, arguments as usize, environment as usize, 0, 0, 0)
+        }) as c_int)
+}
+
+/// execv(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
+    let environment = environment::pointer();
+    let start = |path, instead| {
+        if instead == arguments {
+            next!(c"execv" as fn(*const c_char, Strings) -> c_int; (path, arguments);
+                real_execve(path, arguments, environment))
+        } else {
+            real_execve(path, instead, environment)
+        }
+    };
+    // SAFETY: the application's own arguments.
+    unsafe { with_detour(path, arguments, environment, start) }
+}
+
+/// execvp(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(name: *const c_char, arguments: Strings) -> c_int {
+    let environment = environment::pointer();
+    let mut found = Text::new();
+    let start = |path, instead| {
+        if instead == arguments {
+            next!(c"execvp" as fn(*const c_char, Strings) -> c_int; (name, arguments);
+                sys::libc_result(-(libc::ENOSYS as isize)) as c_int)
+        } else {
+            real_execve(path, instead, environment)
+        }
+    };
+    // SAFETY: the application's own arguments.
+    unsafe { with_detour(found.search(name), arguments, environment, start) }
+}
+
+/// execvpe(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvpe(name: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+    let mut found = Text::new();
+    let start = |path, instead| {
+        if instead == arguments {
+            next!(c"execvpe" as fn(*const c_char, Strings, Strings) -> c_int; (name, arguments, environment);
+                sys::libc_result(-(libc::ENOSYS as isize)) as c_int)
+        } else {
+            real_execve(path, instead, environment)
+        }
+    };
+    // SAFETY: the application's own arguments.
+    unsafe { with_detour(found.search(name), arguments, environment, start) }
+}
+
+/// posix_spawn(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawn(
+    pid: *mut libc::pid_t,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    let spawn = |path, arguments| {
+        next!(c"posix_spawn" as fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+            (pid, path, actions, attributes, arguments, environment); libc::ENOSYS)
+    };
+    // SAFETY: the application's own arguments.
+    unsafe { with_detour(path, arguments, environment, spawn) }
+}
+
+/// posix_spawnp(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_spawnp(
+    pid: *mut libc::pid_t,
+    name: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    let mut found = Text::new();
+    let spawn = |path, instead| {
+        if instead == arguments {
+            return next!(c"posix_spawnp" as fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+                (pid, name, actions, attributes, arguments, environment); libc::ENOSYS);
+        }
+        next!(c"posix_spawn" as fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+            (pid, path, actions, attributes, instead, environment); libc::ENOSYS)
+    };
+    // SAFETY: the application's own arguments.
+    unsafe { with_detour(found.search(name), arguments, environment, spawn) }
+}
+
+/// Arguments that a program may have to be started by `run`.
+const ARGUMENTS: usize = 500;
+
+/// Calls `start` with the path and the arguments, or with those of `run` for a static executable.
+///
+/// # Safety
+/// Those of execve: strings, and arrays of them, with their ends.
+unsafe fn with_detour(
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    start: impl FnOnce(*const c_char, Strings) -> c_int,
+) -> c_int {
+    // SAFETY: passed on.
+    let Some(run) = (unsafe { entry(environment, config::ENV_BINARY) }) else {
+        return start(path, arguments);
+    };
+    if path.is_null() || arguments.is_null() || backend() == Backend::Kmod {
+        return start(path, arguments);
+    }
+    let before = sys::errno();
+    // SAFETY: a terminated string.
+    let wanted = is_static(unsafe { CStr::from_ptr(path) }, true) && activate::hello() == Ok(0);
+    sys::set_errno(before);
+    if !wanted {
+        return start(path, arguments);
+    }
+    let mut here = Text::new();
+    // Without a slash it lies in the current directory: `run` would look for it in PATH.
+    // SAFETY: a terminated string.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let program = if bytes.contains(&b'/') { path } else { here.join(&[b"./", bytes]) };
+    let mut line = [null::<c_char>(); ARGUMENTS + 6];
+    let head = [run, c"run".as_ptr(), c"--instead-of".as_ptr()];
+    let mut used = 0;
+    for word in head {
+        line[used] = word;
+        used += 1;
+    }
+    let mut rest = arguments;
+    // SAFETY: an array with its end, of which only what comes before that is passed.
+    unsafe {
+        // The name that the program is to see.
+        line[used] = if (*rest).is_null() { path } else { *rest };
+        line[used + 1] = c"--".as_ptr();
+        line[used + 2] = program;
+        used += 3;
+        if !(*rest).is_null() {
+            rest = rest.add(1);
+        }
+        while !(*rest).is_null() {
+            let Some(place) = line.get_mut(used).filter(|_| used < ARGUMENTS + 5) else {
+                return start(path, arguments);
+            };
+            *place = *rest;
+            used += 1;
+            rest = rest.add(1);
+        }
+    }
+    if program.is_null() {
+        return start(path, arguments);
+    }
+    start(run, line.as_ptr())
+}
+
+/// The value of a variable in an environment.
+///
+/// # Safety
+/// An array of terminated strings with its end, or null.
+unsafe fn entry(environment: Strings, name: &str) -> Option<*const c_char> {
+    if environment.is_null() {
+        return None;
+    }
+    let mut at = environment;
+    // SAFETY: passed on.
+    unsafe {
+        while !(*at).is_null() {
+            let value = CStr::from_ptr(*at).to_bytes().strip_prefix(name.as_bytes());
+            if let Some([b'=', _, ..]) = value {
+                return Some((*at).add(name.len() + 1));
+            }
+            at = at.add(1);
+        }
+    }
+    None
+}
+
+/// Bytes of a file that are looked at: the program headers follow the first 64, and there are a dozen of them.
+const HEAD: usize = 1024;
+
+/// Whether a file is a 64-bit x86 executable without an interpreter, or (once) a script for such a one.
+fn is_static(path: &CStr, or_script: bool) -> bool {
+    let mut head = [0u8; HEAD];
+    let Some(head) = read_head(path, &mut head) else { return false };
+    if let Some(line) = head.strip_prefix(b"#!") {
+        let word = line.split(|b| b"\n".contains(b)).next().unwrap_or_default();
+        let mut words = word.split(|b| b" \t\0".contains(b)).filter(|word| !word.is_empty());
+        let mut interpreter = Text::new();
+        return or_script
+            && words.next().is_some_and(|word| {
+                let path = interpreter.join(&[word]);
+                // SAFETY: not null, so terminated.
+                !path.is_null() && is_static(unsafe { CStr::from_ptr(path) }, false)
+            });
+    }
+    const EM_X86_64: u16 = 62;
+    let word = |at: usize| head.get(at..at + 2).map_or(0, |b| u16::from(b[0]) | u16::from(b[1]) << 8);
+    if !head.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]) || word(18) != EM_X86_64 {
+        return false;
+    }
+    let offset =
+        head.get(32..40).map_or(0, |b| b.iter().rev().fold(0usize, |sum, b| sum << 8 | usize::from(*b)));
+    let (size, count) = (usize::from(word(54)), usize::from(word(56)));
+    // A table that isn't all there could hold one: PT_INTERP.
+    let mut kinds = (0..count).map(|i| {
+        let at = size.checked_mul(i)?.checked_add(offset)?;
+        head.get(at..at.checked_add(4)?)
+    });
+    count > 0 && kinds.all(|kind| kind.is_some_and(|kind| kind != [3, 0, 0, 0]))
+}
+
+/// The beginning of a regular file that may be executed.
+fn read_head<'a>(path: &CStr, head: &'a mut [u8; HEAD]) -> Option<&'a [u8]> {
+    // SAFETY: a terminated path.
+    let permitted = unsafe {
+        sys::call(
+            libc::SYS_faccessat,
+            libc::AT_FDCWD as usize,
+            path.as_ptr() as usize,
+            libc::X_OK as usize,
+            0,
+            0,
+            0,
+        )
+    };
+    if permitted < 0 {
+        return None;
+    }
+    // Not blocking: it could be a FIFO.
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
+    let file = sys::open(path.to_bytes_with_nul(), flags);
+    if file < 0 {
+        return None;
+    }
+    let file = Owned::new(file as c_int);
+    if sys::fstat(file.get()).is_none_or(|stat| stat.st_mode & libc::S_IFMT != libc::S_IFREG) {
+        return None;
+    }
+    let got = sys::read(file.get(), head);
+    head.get(..usize::try_from(got).ok()?)
+}
+
+/// Room for a path.
+struct Text([u8; 4096]);
+
+impl Text {
+    const fn new() -> Self {
+        Self([0; 4096])
+    }
+
+    /// The parts as one terminated string; null if there is no room.
+    fn join(&mut self, parts: &[&[u8]]) -> *const c_char {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if len >= self.0.len() {
+            return null();
+        }
+        for (to, from) in self.0.iter_mut().zip(parts.iter().copied().flatten().chain(&[0])) {
+            *to = *from;
+        }
+        self.0.as_ptr().cast()
+    }
+
+    /// The file that execvp would take: the name itself if it has a slash, else the first of that name in PATH that
+    /// may be executed; null if there is none.
+    ///
+    /// # Safety
+    /// A terminated string, or null.
+    unsafe fn search(&mut self, name: *const c_char) -> *const c_char {
+        if name.is_null() {
+            return null();
+        }
+        // SAFETY: passed on.
+        let bytes = unsafe { CStr::from_ptr(name) }.to_bytes();
+        if bytes.contains(&b'/') || bytes.is_empty() {
+            return name;
+        }
+        let search = environment::get("PATH").unwrap_or(b"/bin:/usr/bin");
+        for directory in search.split(|b| *b == b':') {
+            let directory = if directory.is_empty() { b"." } else { directory };
+            let path = self.join(&[directory, b"/", bytes]);
+            // SAFETY: terminated.
+            if !path.is_null() && unsafe { is_file(path) } {
+                return path;
+            }
+        }
+        null()
+    }
+}
+
+/// # Safety
+/// A terminated path.
+unsafe fn is_file(path: *const c_char) -> bool {
+    // SAFETY: passed on.
+    let permitted = unsafe {
+        let (here, mode) = (libc::AT_FDCWD as usize, libc::X_OK as usize);
+        sys::call(libc::SYS_faccessat, here, path as usize, mode, 0, 0, 0)
+    };
+    permitted == 0
+}
