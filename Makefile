@@ -9,7 +9,8 @@ MAKEFLAGS += --no-print-directory
 RUST_MIN := 1.95
 # Debian packages: what a build needs, and what the tests drive besides.
 BUILD_PACKAGES := gcc libc6-dev
-TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils
+# A client in Go is tested where `go` is: 450 MB are too many to install for one test.
+TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils musl-tools
 # Rounds of the address-reuse race in `make race`; `make test` runs a tenth.
 RACE_ROUNDS := 1000000
 # Random steps in `make differential`; `make conformance` takes 5,000.

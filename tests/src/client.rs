@@ -17,6 +17,7 @@ pub struct Client {
     sources: Vec<String>,
     flags: Vec<String>,
     libraries: Vec<String>,
+    compiler: String,
 }
 
 impl Client {
@@ -27,7 +28,23 @@ impl Client {
             sources: sources.iter().map(|source| (*source).to_owned()).collect(),
             flags: Vec::new(),
             libraries: Vec::new(),
+            compiler: "cc".to_owned(),
         }
+    }
+
+    /// The same with nothing to load at run time: no interpreter, no preloaded library.
+    #[must_use]
+    pub fn fixed(mut self) -> Self {
+        self.name += "-static";
+        self.flag("-static")
+    }
+
+    /// Compiles with another compiler than `cc`.
+    #[must_use]
+    pub fn compiler(mut self, compiler: &str) -> Self {
+        self.name = format!("{}-{compiler}", self.name);
+        self.compiler = compiler.to_owned();
+        self
     }
 
     /// A shared library, for LD_PRELOAD or dlopen; its file is called `name` with `.so` behind it.
@@ -62,7 +79,7 @@ impl Client {
         let sources: Vec<PathBuf> = self.sources.iter().map(|source| c.join(source)).collect();
 
         let mut hasher = DefaultHasher::new();
-        (FLAGS, &self.flags, &self.libraries, &self.sources).hash(&mut hasher);
+        (FLAGS, &self.flags, &self.libraries, &self.sources, &self.compiler).hash(&mut hasher);
         hash_file(&include.join("linux/ummunotify.h"), &mut hasher);
         for source in &sources {
             hash_file(source, &mut hasher);
@@ -79,10 +96,10 @@ impl Client {
         // Several tests may want the same client at once: each compiles under a name of its own, and the
         // rename is atomic.
         let unfinished = folder.join(format!("unfinished-{}-{:?}", id(), thread::current().id()));
-        let mut cc = Command::new("cc");
+        let mut cc = Command::new(&self.compiler);
         cc.args(FLAGS).args(&self.flags).arg("-I").arg(&include).arg("-I").arg(&c);
         cc.args(&sources).arg("-o").arg(&unfinished).args(&self.libraries);
-        let output = cc.output().unwrap_or_else(|e| panic!("cc (the C compiler that the tests need): {e}"));
+        let output = cc.output().unwrap_or_else(|e| panic!("{}, which the tests need: {e}", self.compiler));
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{cc:?} failed:\n{errors}");
         fs::rename(&unfinished, &done).unwrap_or_else(|e| panic!("{}: {e}", done.display()));

@@ -26,6 +26,7 @@ mod hugepages;
 mod leftovers;
 mod program;
 mod stage;
+mod suites;
 
 pub use account::Account;
 pub use client::Client;

@@ -67,6 +67,11 @@ impl Stage {
         &self.folder
     }
 
+    /// The folder of the build, for what other builds may keep there.
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
     /// Compiles a client if need be, and puts it on the stage.
     pub fn client(&self, client: &Client) -> PathBuf {
         let compiled = client.compile(&self.target);

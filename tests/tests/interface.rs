@@ -7,32 +7,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use ummunotify_tests::{Account, Client, Mode, Stage, say, skip};
 
-/// The suite is one program; it is also the other programs that its tests execute.
-fn suite() -> Client {
-    const SOURCES: &[&str] = &[
-        "interface/check.c",
-        "interface/device.c",
-        "interface/rules.c",
-        "interface/call_open.c",
-        "interface/call_ioctl.c",
-        "interface/call_read.c",
-        "interface/call_block.c",
-        "interface/call_poll.c",
-        "interface/call_mmap.c",
-        "interface/share.c",
-        "interface/proc.c",
-        "interface/order.c",
-        "interface/corners.c",
-        "interface/emulated.c",
-    ];
-    // As distributions build their programs: the fortified entry points are used where sizes are known. In the
-    // order of the sources, so that the tests run in it.
-    Client::program("interface-suite", SOURCES)
-        .flag("-O2")
-        .flag("-D_FORTIFY_SOURCE=2")
-        .flag("-fno-toplevel-reorder")
-}
-
 /// Checks that can't be made, by name. Any other skip is a failure.
 const KNOWN_SKIPS: &[&str] = &["call_register_no_memory.enomem", "call_close_range_cloexec_keeps_it.call"];
 
@@ -46,7 +20,7 @@ const MILLION: &str = "departure_3_a_million_regions";
 /// Returns the number of checks that were made.
 fn run(mode: Mode, account: Account, args: &[&str]) -> usize {
     let stage = Stage::new();
-    let suite = stage.client(&suite());
+    let suite = stage.client(&Client::interface_suite());
     let outcome = stage.program(mode, account, &suite).args(args).limit(Duration::from_secs(240)).run();
     let failures: Vec<&str> = outcome.stdout.lines().filter(|line| line.starts_with("FAIL ")).collect();
     let checks = outcome.stdout.lines().filter(|line| line.starts_with("ok ")).count();
@@ -116,7 +90,7 @@ fn suite_fails_without_the_device() {
         return;
     }
     let stage = Stage::new();
-    let suite = stage.client(&suite());
+    let suite = stage.client(&Client::interface_suite());
     let outcome = stage.program(Mode::Native, Account::Ordinary, &suite).arg("rule_").run();
     assert_eq!(outcome.code(), Some(1), "{outcome}");
     assert!(outcome.stdout.contains("FAIL rule_05_counter.open: expected success, got ENOENT"), "{outcome}");

@@ -13,27 +13,10 @@ const LEAST_ROWS: usize = 500;
 /// Huge pages that one row needs.
 const HUGE_PAGES: u64 = 4;
 
-const SOURCES: [&str; 14] = [
-    "operations/walk.c",
-    "operations/device.c",
-    "operations/area.c",
-    "operations/calls.c",
-    "operations/rows_map.c",
-    "operations/rows_remap.c",
-    "operations/rows_protect.c",
-    "operations/rows_advise.c",
-    "operations/rows_file.c",
-    "operations/rows_process.c",
-    "operations/rows_library.c",
-    "operations/rows_rare.c",
-    "operations/rows_ring.c",
-    "operations/rows_sharing.c",
-];
-
 /// Puts the walk and the library that it closes on the stage.
 fn walk(stage: &Stage) -> std::path::PathBuf {
     stage.client(&Client::library("walk-plugin", &["operations/plugin.c"]));
-    stage.client(&Client::program("walk", &SOURCES))
+    stage.client(&Client::walk())
 }
 
 /// Lines of the walk's output that start with `mark`, each row once, whatever the pass.

@@ -174,6 +174,13 @@ static void run_test(const struct test *test)
 
 static const char *without;
 
+static int numbers;
+
+int numbered(int n)
+{
+    return numbers ? numbers + n % 60 : n;
+}
+
 static bool selected(const char *name, int n, char **prefixes)
 {
     if (without && strncmp(name, without, strlen(without)) == 0)
@@ -221,6 +228,7 @@ static int usage(const char *program)
             "Runs the tests whose names begin with one of NAME, or all.\n"
             "--emulated      also those that hold for an emulated device alone\n"
             "--without NAME  but those\n"
+            "--numbers N     copies of the device at numbers from N on\n"
             "--here          in this very process, one after the other, for a debugger\n"
             "--list          only print the names\n",
             program);
@@ -242,6 +250,8 @@ int main(int argc, char **argv)
             list = true;
         else if (strcmp(argv[first], "--without") == 0 && first + 1 < argc)
             without = argv[++first];
+        else if (strcmp(argv[first], "--numbers") == 0 && first + 1 < argc)
+            numbers = atoi(argv[++first]);
         else
             return usage(argv[0]);
     }

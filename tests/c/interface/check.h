@@ -63,6 +63,8 @@ bool works(const char *what, long long result);
 void skip(const char *what, const char *reason, ...) __attribute__((format(printf, 2, 3)));
 /* Gives the test up: what comes later makes no sense without what just failed. */
 _Noreturn void give_up(const char *what);
+/* A descriptor number: n, or one that --numbers keeps for the device. */
+int numbered(int n);
 /* Prefixes what follows, for loops over variants; NULL ends it. */
 void variant(const char *prefix);
 /* A process that was forked by a test takes part in its count of checks and ends by this. */
