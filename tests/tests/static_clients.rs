@@ -83,9 +83,16 @@ fn operations_of_a_static_program_are_missed_or_misreported() {
     let stage = Stage::new();
     stage.client(&Client::library("walk-plugin", &["operations/plugin.c"]));
     let walk = stage.client(&Client::walk().fixed());
+    let table =
+        stage.program(Mode::Native, Account::Ordinary, stage.binary()).args(["doctor", "--coverage"]).run();
+    table.assert_success();
+    let coverage = stage.folder().join("coverage");
+    std::fs::write(&coverage, &table.stdout).unwrap_or_else(|e| panic!("{}: {e}", coverage.display()));
     for account in Account::available() {
         let outcome = stage
             .program(Mode::Run, account, &walk)
+            .arg("--coverage")
+            .arg(&coverage)
             .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
             .limit(Duration::from_secs(120))
             .run();
