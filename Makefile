@@ -11,8 +11,10 @@ RUST_MIN := 1.95
 BUILD_PACKAGES := gcc libc6-dev
 # A client in Go is tested where `go` is: 450 MB are too many to install for one test.
 TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils musl-tools
-# Rounds of the address-reuse race in `make race`; `make test` runs a tenth.
+# Rounds of each race in `make race`; `make test` runs a twentieth or less.
 RACE_ROUNDS := 1000000
+# Processes in `make load`; `make test` starts eight.
+LOAD_ROUNDS := 1000
 # Random steps in `make differential`; `make conformance` takes 5,000.
 DIFFERENTIAL_STEPS := 100000
 # Moves between emulator and module in `make switch`; `make test` and `make conformance` take 100.
@@ -23,7 +25,7 @@ REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race conformance differential switch bench install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race load conformance differential switch bench install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -33,7 +35,8 @@ help:
 	@echo 'make test       build, and run all tests; says what was skipped and why'
 	@echo 'make lint       formatting and clippy'
 	@echo 'make bench      what interception costs here, as ratios to native'
-	@echo 'make race       the address-reuse race, $(RACE_ROUNDS) rounds'
+	@echo 'make race       the address-reuse race and the re-validation race, $(RACE_ROUNDS) rounds each'
+	@echo 'make load       first opens of the device under load, $(LOAD_ROUNDS) processes'
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
 	@echo 'make switch        in a guest, $(SWITCHES) moves of a busy program between emulator and module'
@@ -145,6 +148,11 @@ lint: rust install-build-deps
 race: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- --nocapture
+
+# The device opened for the first time, and libc patched, while eight threads map and unmap.
+load: rust install-build-deps
+	cargo build --workspace --all-targets --release
+	UMMUNOTIFY_LOAD_ROUNDS=$(LOAD_ROUNDS) cargo test --release -p ummunotify-tests --test inline -- --nocapture under_load
 
 bench: rust install-build-deps
 	cargo build --release -p ummunotify -p ummunotify-benches

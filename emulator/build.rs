@@ -20,6 +20,8 @@ fn main() -> ExitCode {
         "abi/Cargo.toml",
         "engine/src",
         "engine/Cargo.toml",
+        "inline/src",
+        "inline/Cargo.toml",
         "../Cargo.toml",
     ] {
         println!("cargo::rerun-if-changed={source}");

@@ -1,9 +1,9 @@
 //! What interception costs: each figure as a ratio to native, measured in turns.
 //!
-//! Two processes run this program: one native, one under `ummunotify run` with the device open. For each round
-//! the parent asks the one and then the other for a batch of one kind of work, so that drifts of the machine
-//! meet both; the medians over all rounds, their quotient and the spread are printed. The figures say nothing
-//! about another machine.
+//! Three processes run this program: one native, two under `ummunotify run` with the device open and other layers.
+//! For each round the parent asks one after the other for a batch of one kind of work, so that drifts of the machine
+//! meet all; the medians over all rounds, their quotients and the spread are printed. The figures say nothing about
+//! another machine.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -27,61 +27,113 @@ struct Work {
     what: &'static str,
     /// Repetitions in a batch.
     batch: u32,
-    /// Only in the process that has the device.
+    /// Only in the processes that have the device.
     device_only: bool,
-    run: fn(&mut Bench),
+    /// Does a batch; the time of what is measured of it.
+    run: fn(&mut Bench, u32) -> Duration,
 }
 
+/// Without regarding how many regions there are.
 const WORKS: &[Work] = &[
     Work {
         name: "getppid",
         what: "an unrelated system call",
         batch: 20_000,
         device_only: false,
-        run: getppid,
+        run: |bench, n| timed(bench, n, getppid),
     },
-    Work { name: "read", what: "a read of an ordinary file", batch: 20_000, device_only: false, run: read },
+    Work {
+        name: "read",
+        what: "a read of an ordinary file",
+        batch: 20_000,
+        device_only: false,
+        run: |bench, n| timed(bench, n, read),
+    },
     Work {
         name: "open",
         what: "open and close of an ordinary file",
         batch: 1_000,
         device_only: false,
-        run: open,
+        run: |bench, n| timed(bench, n, open),
     },
     Work {
         name: "map",
         what: "plain mmap of 4 KiB, munmap included",
         batch: 500,
         device_only: false,
-        run: map,
+        run: |bench, n| timed(bench, n, map),
     },
     Work {
-        name: "miss",
-        what: "mmap, touch, munmap of 4 KiB that no region covers",
-        batch: 500,
+        name: "large",
+        what: "mmap, touch, munmap of 64 KiB",
+        batch: 200,
         device_only: false,
-        run: touch,
+        run: |bench, n| timed(bench, n, large),
     },
-    Work { name: "hit", what: "the same where a region is hit", batch: 300, device_only: false, run: hit },
     Work {
         name: "counter",
         what: "the check of the generation counter",
         batch: 1_000_000,
         device_only: true,
-        run: counter,
+        run: |bench, n| timed(bench, n, counter),
     },
     Work {
         name: "register",
         what: "register and unregister a region",
         batch: 20_000,
         device_only: true,
-        run: register,
+        run: |bench, n| timed(bench, n, register),
+    },
+];
+
+/// With so many regions elsewhere, below and above what is touched.
+const COUNTS: [u64; 4] = [0, 64, 1000, 1_000_000];
+
+/// Each with all those numbers of regions.
+const AMONG_REGIONS: &[Work] = &[
+    Work {
+        name: "munmap",
+        what: "munmap of a touched page",
+        batch: 512,
+        device_only: false,
+        run: unmap_missing,
+    },
+    Work {
+        name: "hit",
+        what: "munmap of a page that is a region",
+        batch: 512,
+        device_only: false,
+        run: unmap_hitting,
+    },
+    Work {
+        name: "madvise",
+        what: "MADV_DONTNEED of a touched page",
+        batch: 512,
+        device_only: false,
+        run: discard,
+    },
+    Work {
+        name: "free",
+        what: "free of 33 MiB, which malloc always maps",
+        batch: 64,
+        device_only: false,
+        run: release,
     },
 ];
 
 struct Bench {
     notifier: Option<Notifier>,
     zero: File,
+    /// Regions elsewhere.
+    elsewhere: u64,
+}
+
+fn timed(bench: &mut Bench, batch: u32, once: fn(&mut Bench)) -> Duration {
+    let start = Instant::now();
+    for _ in 0..batch {
+        once(bench);
+    }
+    start.elapsed()
 }
 
 fn getppid(_: &mut Bench) {
@@ -101,24 +153,71 @@ fn map(_: &mut Bench) {
     drop(black_box(MmapMut::map_anon(4096)));
 }
 
-fn touch(_: &mut Bench) {
-    if let Ok(mut page) = MmapMut::map_anon(4096) {
-        page[0] = 1;
-        black_box(&page);
+fn large(_: &mut Bench) {
+    if let Ok(mut pages) = MmapMut::map_anon(16 * 4096) {
+        pages.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+        black_box(&pages);
     }
 }
 
-fn hit(bench: &mut Bench) {
-    let Ok(mut page) = MmapMut::map_anon(4096) else { return };
-    page[0] = 1;
-    let start = page.as_ptr() as u64;
+/// Touched pages, each a mapping of its own: every second one of the places is another mapping's.
+fn pages(batch: u32) -> Vec<MmapMut> {
+    let mut pages: Vec<_> = (0..2 * batch).filter_map(|_| MmapMut::map_anon(4096).ok()).collect();
+    let mut keep = false;
+    pages.retain(|_| {
+        keep = !keep;
+        keep
+    });
+    pages.iter_mut().for_each(|page| page[0] = 1);
+    pages
+}
+
+fn unmap_missing(_: &mut Bench, batch: u32) -> Duration {
+    let pages = pages(batch);
+    let start = Instant::now();
+    drop(black_box(pages));
+    start.elapsed()
+}
+
+fn unmap_hitting(bench: &mut Bench, batch: u32) -> Duration {
+    let pages = pages(batch);
     if let Some(notifier) = &bench.notifier {
-        let _ = notifier.register(PageRange::new(start, start + 4096), 1);
+        for (page, cookie) in pages.iter().zip(1..) {
+            let start = page.as_ptr() as u64;
+            let _ = notifier.register(PageRange::new(start, start + 4096), cookie);
+        }
     }
-    drop(black_box(page));
+    let start = Instant::now();
+    drop(black_box(pages));
+    let took = start.elapsed();
     if let Some(notifier) = &bench.notifier {
-        let _ = notifier.unregister(1);
+        for cookie in 1..=u64::from(batch) {
+            let _ = notifier.unregister(cookie);
+        }
     }
+    took
+}
+
+fn discard(_: &mut Bench, batch: u32) -> Duration {
+    let mut pages = pages(batch);
+    let start = Instant::now();
+    for page in &pages {
+        // SAFETY: nobody looks at what is in the page.
+        let _ = unsafe { page.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+    }
+    let took = start.elapsed();
+    pages.clear();
+    took
+}
+
+fn release(_: &mut Bench, batch: u32) -> Duration {
+    let mut blocks: Vec<_> = (0..batch).map(|_| Vec::<u8>::with_capacity(33 << 20)).collect();
+    for block in &mut blocks {
+        block.extend([1; 64]);
+    }
+    let start = Instant::now();
+    drop(black_box(blocks));
+    start.elapsed()
 }
 
 fn counter(bench: &mut Bench) {
@@ -129,8 +228,22 @@ fn counter(bench: &mut Bench) {
 
 fn register(bench: &mut Bench) {
     if let Some(notifier) = &bench.notifier {
-        let _ = notifier.register(PageRange::new(4096, 8192), 2);
-        let _ = notifier.unregister(2);
+        let _ = notifier.register(PageRange::new(4096, 8192), u64::MAX);
+        let _ = notifier.unregister(u64::MAX);
+    }
+}
+
+impl Bench {
+    /// Sees to it that there are `count` regions elsewhere: half of them below everything, half above.
+    fn fill(&mut self, count: u64) -> Result<()> {
+        let Some(notifier) = &self.notifier else { return Ok(()) };
+        for n in self.elsewhere..count {
+            let low = 0x10_0000 + n * 8192;
+            let start = if n % 2 == 0 { low } else { 0x7fff_ffff_0000 + low };
+            notifier.register(PageRange::new(start, start + 4096), 1 << 32 | n).context("REGISTER_REGION")?;
+        }
+        self.elsewhere = self.elsewhere.max(count);
+        Ok(())
     }
 }
 
@@ -150,10 +263,20 @@ impl Worker {
     }
 
     fn measure(&mut self, work: &Work) -> Result<f64> {
-        writeln!(self.ask, "{}", work.name)?;
+        self.ask(work.name)?.trim().parse().with_context(|| format!("no figure of {}", work.name))
+    }
+
+    /// Has the worker register that many regions elsewhere.
+    fn fill(&mut self, count: u64) -> Result<()> {
+        self.ask(&count.to_string()).map(|_| ())
+    }
+
+    fn ask(&mut self, question: &str) -> Result<String> {
+        writeln!(self.ask, "{question}")?;
         let mut line = String::new();
         self.answers.read_line(&mut line)?;
-        line.trim().parse().with_context(|| format!("the worker ended while it measured {}", work.name))
+        ensure!(!line.is_empty(), "the worker ended at {question}");
+        Ok(line)
     }
 
     fn finish(self) -> Result<()> {
@@ -176,20 +299,25 @@ fn main() -> Result<()> {
     }
 }
 
-/// Answers until the parent closes the pipe.
+/// Answers until the parent closes the pipe: a work's name with its time, a number once there are so many regions.
 fn serve(notifier: Option<Notifier>) -> Result<()> {
-    let mut bench = Bench { notifier, zero: File::open("/dev/zero")? };
+    let mut bench = Bench { notifier, zero: File::open("/dev/zero")?, elsewhere: 0 };
     for line in std::io::stdin().lines() {
         let name = line?;
-        let work = WORKS.iter().find(|w| w.name == name).context("no such work")?;
-        let start = Instant::now();
-        for _ in 0..work.batch {
-            (work.run)(&mut bench);
+        if let Ok(count) = name.parse() {
+            bench.fill(count)?;
+            println!("filled");
+            continue;
         }
-        println!("{}", start.elapsed().as_nanos() as f64 / f64::from(work.batch));
+        let work = WORKS.iter().chain(AMONG_REGIONS).find(|w| w.name == name).context("no such work")?;
+        let took = (work.run)(&mut bench, work.batch);
+        println!("{}", took.as_nanos() as f64 / f64::from(work.batch));
     }
     Ok(())
 }
+
+/// The layers that are compared with no layer at all.
+const LAYERS: [&str; 2] = ["inline,notify", "notify"];
 
 fn compare() -> Result<()> {
     let this = std::env::current_exe()?;
@@ -197,60 +325,77 @@ fn compare() -> Result<()> {
     ensure!(emulator.exists(), "{} is missing; build the workspace first", emulator.display());
     let mut native = Command::new(&this);
     native.arg("--worker");
-    let mut emulated = Command::new(&emulator);
-    emulated.args(["run", "--backend", "emulated", "--"]).arg(&this).arg("--device-worker");
     let mut native = Worker::start(native)?;
-    let mut emulated = Worker::start(emulated)?;
-
-    println!("{ROUNDS} rounds in turns, medians, ns a repetition (least to most)");
-    for work in WORKS {
-        let other = (!work.device_only).then_some(&mut native);
-        let (ours, theirs) = in_turns(&mut emulated, other, work)?;
-        report(work, &ours, theirs.as_ref());
+    let mut emulated = Vec::new();
+    for layers in LAYERS {
+        let mut command = Command::new(&emulator);
+        command.args(["run", "--backend", "emulated", "--trap", layers, "--"]);
+        command.arg(&this).arg("--device-worker");
+        emulated.push(Worker::start(command)?);
     }
-    emulated.finish()?;
+
+    println!("{ROUNDS} rounds in turns, medians, ns a repetition (least to most); ratios to native");
+    for work in WORKS {
+        measure(work, "", &mut native, &mut emulated, &LAYERS)?;
+    }
+    for count in COUNTS {
+        for worker in &mut emulated {
+            worker.fill(count)?;
+        }
+        for work in AMONG_REGIONS {
+            measure(work, &format!(", {count} regions elsewhere"), &mut native, &mut emulated, &LAYERS)?;
+        }
+    }
+    emulated.into_iter().try_for_each(Worker::finish)?;
     // The loader is itself a program without an interpreter, and gets what such a one gets: a filter before exec.
     let mut enclosed = Command::new(&emulator);
     enclosed.args(["run", "--backend", "emulated", "--", LOADER]).arg(&this).arg("--worker");
-    let mut enclosed = Worker::start(enclosed)?;
+    let mut enclosed = [Worker::start(enclosed)?];
     println!("\nwhat a static program pays under run, without the device");
     for work in WORKS.iter().filter(|work| !work.device_only && work.name != "hit") {
-        let (ours, theirs) = in_turns(&mut enclosed, Some(&mut native), work)?;
-        report(work, &ours, theirs.as_ref());
+        measure(work, "", &mut native, &mut enclosed, &["static"])?;
     }
     native.finish()?;
-    enclosed.finish()
+    enclosed.into_iter().try_for_each(Worker::finish)
 }
 
 /// The dynamic loader of x86-64 (System V ABI).
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 
-/// Measures one kind of work in one process and, in turns, in another.
-fn in_turns(
-    one: &mut Worker,
-    mut other: Option<&mut Worker>,
+/// Measures one work in turns and prints what came out, each of `emulated` under its name.
+fn measure(
     work: &Work,
-) -> Result<(Spread, Option<Spread>)> {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    among: &str,
+    native: &mut Worker,
+    emulated: &mut [Worker],
+    names: &[&str],
+) -> Result<()> {
+    let mut natives = Vec::new();
+    let mut ours = vec![Vec::new(); emulated.len()];
     for _ in 0..ROUNDS {
-        if let Some(other) = &mut other {
-            theirs.push(other.measure(work)?);
+        if !work.device_only {
+            natives.push(native.measure(work)?);
         }
-        ours.push(one.measure(work)?);
+        for (times, worker) in ours.iter_mut().zip(emulated.iter_mut()) {
+            times.push(worker.measure(work)?);
+        }
         // A pause lets another process have its turn between rounds rather than within one.
         std::thread::sleep(Duration::from_millis(2));
     }
-    Ok((Spread::of(ours), other.map(|_| Spread::of(theirs))))
-}
-
-fn report(work: &Work, ours: &Spread, theirs: Option<&Spread>) {
-    print!("{:<9} {:<52} {}", work.name, work.what, ours.text());
-    match theirs {
-        Some(theirs) => {
-            println!("   native {}   ratio {:.2}", theirs.text(), ours.median / theirs.median);
-        }
-        None => println!(),
+    println!("{:<9} {}{among}", work.name, work.what);
+    let native = (!work.device_only).then(|| Spread::of(natives));
+    if let Some(native) = &native {
+        println!("    {:<14} {}", "native", native.text());
     }
+    for (layers, times) in names.iter().zip(ours) {
+        let ours = Spread::of(times);
+        print!("    {layers:<14} {}", ours.text());
+        match &native {
+            Some(native) => println!("   ratio {:.2}", ours.median / native.median),
+            None => println!(),
+        }
+    }
+    Ok(())
 }
 
 struct Spread {

@@ -10,17 +10,21 @@ use core::fmt;
 /// A layer that traps memory operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layer {
+    /// libc's own calls, looked at in the process before they are made untrapped. It saves traps of
+    /// [`Self::Notify`], on which everything rests, and sees nothing else.
+    Inline,
     /// A seccomp filter and a supervisor.
     Notify,
 }
 
 impl Layer {
     /// Those that this version has.
-    pub const ALL: &[Self] = &[Self::Notify];
+    pub const ALL: &[Self] = &[Self::Inline, Self::Notify];
 
     /// The word that stands for it in `--trap`.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Inline => "inline",
             Self::Notify => "notify",
         }
     }
@@ -28,17 +32,19 @@ impl Layer {
     /// Reads a set of layers, names separated by commas.
     ///
     /// # Errors
-    /// A sentence that names the first word that is none, and those that are.
+    /// A sentence that names the first word that is none, and those that are; or what is missing in the set.
     pub fn set(words: &str) -> Result<Vec<Self>, String> {
-        words
-            .split(',')
-            .map(|word| {
-                Self::ALL.iter().copied().find(|layer| layer.name() == word).ok_or_else(|| {
-                    let names: Vec<_> = Self::ALL.iter().map(|layer| layer.name()).collect();
-                    format!("this version has the layer {}; not `{word}`", names.join(", "))
-                })
+        let find = |word: &str| {
+            Self::ALL.iter().copied().find(|layer| layer.name() == word).ok_or_else(|| {
+                let names: Vec<_> = Self::ALL.iter().map(|layer| layer.name()).collect();
+                format!("this version has the layers {}; not `{word}`", names.join(", "))
             })
-            .collect()
+        };
+        let set: Vec<Self> = words.split(',').map(find).collect::<Result<_, _>>()?;
+        if set.contains(&Self::Inline) && !set.contains(&Self::Notify) {
+            return Err("the layer inline needs notify: inline,notify".to_owned());
+        }
+        Ok(set)
     }
 }
 
@@ -100,6 +106,7 @@ impl Row {
     /// How faithfully that layer reports it.
     pub const fn by(&self, layer: Layer) -> Sight {
         match layer {
+            Layer::Inline => Sight::Unseen,
             Layer::Notify => self.notify,
         }
     }
@@ -317,7 +324,10 @@ mod tests {
     fn layers_are_read_by_name_and_see_what_their_best_sees() {
         assert_eq!(Layer::set("notify"), Ok(vec![Layer::Notify]));
         for layers in ["", "magic", "notify,magic", "notify,"] {
-            assert!(Layer::set(layers).is_err_and(|e| e.contains("has the layer notify")), "{layers}");
+            assert!(
+                Layer::set(layers).is_err_and(|e| e.contains("has the layers inline, notify")),
+                "{layers}"
+            );
         }
         let row = row("munmap").expect("it is in the table");
         assert_eq!(row.by_all(&[Layer::Notify]), Sight::Exact);

@@ -3,6 +3,7 @@
 //! * [`client`]: the device as a registration cache uses it, on either backend
 //! * [`backend`]: the backends, and whether this host lets one work
 //! * [`coverage`]: what each layer sees and misses
+//! * [`patch`]: lets a process look at its own calls before they are trapped
 //! * [`shimfile`]: where the preloadable library is
 //! * [`trap`]: the filter, and what a trapped call does to mappings
 //! * [`target`]: what a look at a process tells
@@ -16,6 +17,7 @@
 pub mod backend;
 pub mod client;
 pub mod coverage;
+pub mod patch;
 pub mod shimfile;
 pub mod supervisor;
 pub mod switch;

@@ -18,7 +18,7 @@ use crate::keeper::{self, Launch, STACK};
 use crate::log::{self, Part};
 use crate::owner::Opening;
 use crate::program::{self, Path};
-use crate::{environment, filter, sys, table};
+use crate::{environment, filter, inline, sys, table};
 
 /// The token of the supervisor whose filter we are under; 0 if there is none.
 ///
@@ -68,12 +68,16 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
     } else {
         start(scratch)?
     };
-    let ask = [flags as u32 as u64, u64::from(token == 0), 0, 0, 0, 0];
+    let gate = inline::offer();
+    let ask = [flags as u32 as u64, u64::from(token == 0), gate, 0, 0, 0];
     let mut answer =
         connection.ask(Op::Open, ask, None, &mut scratch.reply).map_err(|errno| refused(errno, token))?;
     let opened = Opened::arrange(&mut answer, flags)?;
     if token == 0 {
         enforce(&connection, scratch.reply.payload(&answer))?;
+    }
+    if opened.inline {
+        inline::patch(&connection);
     }
     table::activate();
     table::note(opened.device.get(), &opened.ticket);
@@ -84,6 +88,7 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
 struct Opened {
     device: Owned,
     ticket: context::Ticket,
+    inline: bool,
 }
 
 impl Opened {
@@ -111,9 +116,12 @@ impl Opened {
             unsafe { sys::call(libc::SYS_prctl, PR_SET_PTRACER, supervisor, 0, 0, 0, 0) };
         }
         let identity = Identity { device: stat.st_dev, inode: stat.st_ino };
-        let ticket =
-            context::add_owned(identity, &arena, &counter).map_err(|errno| explain("mapping", errno))?;
-        Ok(Self { device, ticket })
+        let granted = answer.args[4];
+        let inline = granted & wire::INLINE_GRANTED != 0;
+        let flags = if granted & wire::INLINE_MUNMAP != 0 { inline::MUNMAP_HITS } else { 0 };
+        let ticket = context::add_owned(identity, &arena, &counter, inline.then_some(flags))
+            .map_err(|errno| explain("mapping", errno))?;
+        Ok(Self { device, ticket, inline })
     }
 }
 

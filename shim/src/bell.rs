@@ -14,6 +14,10 @@
 //!   reported all the same, it is one byte too many: somebody is woken in vain, and the next read takes it out.
 //!
 //! So the descriptor is never, for good, silent while the context is readable.
+//!
+//! Our own threads, which record without the supervisor, have no byte written where one lies in the pipe anyway. A
+//! note in the arena says so ([`Engine::wants_bell`]); it is taken back between the count and the second look. For
+//! waiters that one byte wouldn't wake again and again (SIGIO, edge-triggered epoll) the context is *armed*.
 
 use core::ffi::c_int;
 use core::sync::atomic::{Ordering, fence};
@@ -36,8 +40,14 @@ fn pending(fd: c_int) -> usize {
 /// To be called under the lock of the arena after a read left the context not readable.
 pub fn hush(fd: c_int, engine: &Engine) {
     let count = pending(fd);
-    fence(Ordering::SeqCst);
-    if count != 0 && !engine.is_readable() {
+    engine.hush();
+    if count == 0 {
+        return;
+    }
+    if engine.is_readable() {
+        // They stay.
+        engine.rung();
+    } else {
         take(fd, count);
     }
 }

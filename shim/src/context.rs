@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use ummunotify_engine::{ARENA_BYTES, Engine};
 
 use crate::door::Owned;
-use crate::{owner, sys};
+use crate::{inline, owner, sys};
 
 /// Nobody may enter any more.
 const CLOSING: u64 = 1 << 31;
@@ -35,6 +35,9 @@ struct Mapped {
     arena: usize,
     counter: usize,
     engine: Engine,
+    /// Listed for our own threads to record in (see [`crate::inline`]): it stays until the supervisor says that it
+    /// is over, whatever the table knows of its descriptors.
+    listed: bool,
 }
 
 /// See the module.
@@ -166,8 +169,20 @@ impl Slot {
         }
     }
 
-    /// Lets nobody in any more; who leaves last unmaps.
+    /// Lets nobody in any more, unless the context is listed.
     fn retire(&self) {
+        let word = self.word.load(Ordering::Acquire);
+        let owned = word != 0
+            && word & CLOSING == 0
+            && generation(word) != REMOTE
+            && generation(word) == owner::generation();
+        if !owned || !self.is_listed() {
+            self.close();
+        }
+    }
+
+    /// Lets nobody in any more; who leaves last unmaps.
+    fn close(&self) {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
             if word == 0 || word & CLOSING != 0 {
@@ -185,12 +200,28 @@ impl Slot {
     }
 
     fn tear_down(&self) {
-        // SAFETY: the word is CLOSING without users: we alone may touch the slot, and nobody uses the mappings.
-        unsafe {
-            let mapped = (*self.mapped.get()).assume_init();
-            unmap(mapped.arena, mapped.counter);
+        // SAFETY: the word is CLOSING without users: we alone may touch the slot.
+        let mapped = unsafe { (*self.mapped.get()).assume_init() };
+        if mapped.listed {
+            // Threads may look at it once more; what they see then is an arena without regions. Its memory is given
+            // back (MADV_REMOVE), and only then the mapping waits for another context.
+            inline::remove(mapped.arena);
+            // SAFETY: shared memory of ours, whose contents nobody needs any more.
+            unsafe {
+                sys::call(libc::SYS_madvise, mapped.arena, ARENA_BYTES, libc::MADV_REMOVE as usize, 0, 0, 0)
+            };
+            inline::keep(mapped.arena, mapped.counter);
+        } else {
+            // SAFETY: nobody uses the mappings.
+            unsafe { unmap(mapped.arena, mapped.counter) };
         }
         self.word.store(0, Ordering::Release);
+    }
+
+    /// To be asked of an owned slot only.
+    fn is_listed(&self) -> bool {
+        // SAFETY: an owned slot's field was written before its word admitted anyone.
+        unsafe { (*self.mapped.get()).assume_init() }.listed
     }
 }
 
@@ -206,7 +237,9 @@ fn slot(index: u16) -> Option<&'static Slot> {
 /// Enters a slot, if it still holds that context.
 pub fn enter(index: u16, identity: Identity) -> Option<Ticket> {
     let ticket = slot(index)?.enter(index)?;
-    (ticket.identity() == identity).then_some(ticket)
+    // The number of a pipe that is gone may be that of another one.
+    let over = ticket.mapped.is_some_and(|mapped| mapped.listed && mapped.engine.is_over());
+    (ticket.identity() == identity && !over).then_some(ticket)
 }
 
 /// Finds the slot of a context, and enters it.
@@ -257,22 +290,48 @@ pub fn add_remote(identity: Identity) -> Result<Ticket, c_int> {
     slot.enter(index).ok_or(libc::ENFILE)
 }
 
-/// Maps a context of our own address space and takes a slot for it.
+/// Closes the listed contexts that the supervisor has given up. The caller has all signals blocked.
+pub fn sweep() {
+    for (index, slot) in slots() {
+        let over = slot.enter(index).is_some_and(|ticket| {
+            ticket.mapped.is_some_and(|mapped| mapped.listed && mapped.engine.is_over())
+        });
+        if over {
+            slot.close();
+        }
+    }
+}
+
+/// Maps a context of our own address space and takes a slot for it. With flags of [`inline::add`] it is listed.
 ///
 /// # Errors
 /// The errno of mmap; EPROTO if the arena isn't one of our version; ENFILE if there is no slot left.
-pub fn add_owned(identity: Identity, arena: &Owned, counter: &Owned) -> Result<Ticket, c_int> {
+pub fn add_owned(
+    identity: Identity,
+    arena: &Owned,
+    counter: &Owned,
+    listed: Option<u32>,
+) -> Result<Ticket, c_int> {
     owner::ensure()?;
     let generation = owner::generation();
-    let mapped = map(arena, counter)?;
+    if listed.is_some() {
+        sweep();
+    }
+    let mut mapped = map(arena, counter, listed.is_some())?;
     let (index, slot) = match claim() {
         Ok(claimed) => claimed,
         Err(errno) => {
-            // SAFETY: nobody has seen these mappings.
-            unsafe { unmap(mapped.arena, mapped.counter) };
+            if listed.is_none() {
+                // SAFETY: nobody has seen these mappings.
+                unsafe { unmap(mapped.arena, mapped.counter) };
+            }
             return Err(errno);
         }
     };
+    if let Some(flags) = listed {
+        // Where there is no room the supervisor counts more than we know, and all calls are trapped.
+        mapped.listed = inline::add(mapped.arena, mapped.counter, identity.inode, flags).is_ok();
+    }
     // SAFETY: the claimed slot is ours alone until it is published.
     unsafe { (*slot.mapped.get()).write(mapped) };
     slot.publish(identity, generation);
@@ -314,22 +373,30 @@ fn claim() -> Result<(u16, &'static Slot), c_int> {
     }
 }
 
-fn map(arena: &Owned, counter: &Owned) -> Result<Mapped, c_int> {
+/// Maps both. Over what was listed before, if that is allowed and there is such.
+/// What fails over those leaves them there, unused.
+fn map(arena: &Owned, counter: &Owned, reuse: bool) -> Result<Mapped, c_int> {
     // A smaller file would be a SIGBUS later.
     let sizes =
         [sys::fstat(arena.get()), sys::fstat(counter.get())].map(|s| s.map_or(0, |s| s.st_size as usize));
     if sizes[0] < ARENA_BYTES || sizes[1] < 4096 {
         return Err(libc::EPROTO);
     }
-    let counter = map_one(counter.get(), 4096, Fill::AsItComes)?;
+    let at = if reuse { inline::take_spare() } else { None };
+    let (arena_at, counter_at) = at.map_or((None, None), |(arena, counter)| (Some(arena), Some(counter)));
+    let counter = map_one(counter.get(), 4096, Fill::AsItComes, counter_at)?;
     // Under mlockall(MCL_FUTURE) a mapping is filled at once, and an arena is large and sparse. A locked mapping
     // refuses MADV_COLD (madvise(2)), which otherwise does nothing to a page in use.
     let locked = sys::madvise(counter, 4096, libc::MADV_COLD) == -(libc::EINVAL as isize);
-    let arena = match map_one(arena.get(), ARENA_BYTES, if locked { Fill::Never } else { Fill::AsItComes }) {
+    // The way around that makes it inaccessible for a moment: not where a thread may be looking.
+    let (fill, arena_at) = if locked { (Fill::Never, None) } else { (Fill::AsItComes, arena_at) };
+    let arena = match map_one(arena.get(), ARENA_BYTES, fill, arena_at) {
         Ok(arena) => arena,
         Err(errno) => {
-            // SAFETY: nobody has seen this mapping.
-            unsafe { sys::munmap(counter, 4096) };
+            if at.is_none() {
+                // SAFETY: nobody has seen this mapping.
+                unsafe { sys::munmap(counter, 4096) };
+            }
             return Err(errno);
         }
     };
@@ -339,11 +406,13 @@ fn map(arena: &Owned, counter: &Owned) -> Result<Mapped, c_int> {
         // SAFETY: both are mapped writable, aligned to pages and of the sizes stated, until `tear_down`, which
         // runs when nobody is inside.
         if let Ok(engine) = unsafe { Engine::attach(base, ARENA_BYTES, word) } {
-            return Ok(Mapped { arena, counter, engine });
+            return Ok(Mapped { arena, counter, engine, listed: false });
         }
     }
-    // SAFETY: nobody has seen these mappings.
-    unsafe { unmap(arena, counter) };
+    if at.is_none() {
+        // SAFETY: nobody has seen these mappings.
+        unsafe { unmap(arena, counter) };
+    }
     Err(libc::EPROTO)
 }
 
@@ -358,11 +427,16 @@ enum Fill {
 ///
 /// As a rule without mprotect or munmap: those are trapped, and an event in a context whose regions span the
 /// place.
-fn map_one(fd: c_int, len: usize, fill: Fill) -> Result<usize, c_int> {
+fn map_one(fd: c_int, len: usize, fill: Fill, over: Option<usize>) -> Result<usize, c_int> {
     let accessible = libc::PROT_READ | libc::PROT_WRITE;
     // What is inaccessible isn't filled.
     let protection = if fill == Fill::Never { libc::PROT_NONE } else { accessible };
-    let at = sys::mmap(len, protection, libc::MAP_SHARED | libc::MAP_NORESERVE, fd);
+    let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+    let at = match over {
+        // SAFETY: a mapping of ours of the same length, which others at most look at.
+        Some(at) => unsafe { sys::mmap_over(at, len, protection, flags, fd) },
+        None => sys::mmap(len, protection, flags, fd),
+    };
     if at < 0 {
         return Err(-at as c_int);
     }

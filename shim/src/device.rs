@@ -36,7 +36,11 @@ pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize
         }
         UNREGISTER_REGION => memory::read::<u64>(argument).and_then(|cookie| unregister(&ticket, fd, cookie)),
         // What the VFS does for any file. FIONREAD isn't among it; that is the pipe's own.
-        FIONBIO | FIOASYNC | FIONCLEX | FIOCLEX => return None,
+        FIOASYNC => {
+            arm_context(&ticket, fd);
+            return None;
+        }
+        FIONBIO | FIONCLEX | FIOCLEX => return None,
         _ => Err(libc::ENOTTY),
     };
     Some(match result {
@@ -67,6 +71,24 @@ fn hand_over(fd: c_int, ticket: &Ticket) {
     let _ = connection.tell(Op::Device, [number.into(), errno as u64, 0, 0, 0, 0], shown);
     // Before the connection, whose end tells the supervisor that it has the only one.
     drop(device);
+}
+
+/// Somebody is about to wait for each hit on the descriptor, if it is ours.
+pub fn arm(fd: c_int) {
+    if !table::is_foreign(fd) {
+        let _blocked = sys::SignalsBlocked::new();
+        if let Some(ticket) = table::lookup(fd) {
+            arm_context(&ticket, fd);
+        }
+    }
+}
+
+/// If the supervisor can't be reached, nobody records for a context that isn't ours.
+fn arm_context(ticket: &Ticket, fd: c_int) {
+    match ticket.engine() {
+        Some(engine) => engine.arm(),
+        None => drop(remote(ticket, fd, Op::Arm, [0; 6])),
+    }
 }
 
 const FIONCLEX: u32 = 0x5450;

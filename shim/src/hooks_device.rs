@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 
 use crate::memory::Target;
-use crate::{device, next, sys, table};
+use crate::{device, inline, next, sys, table};
 
 /// What the hook returns for a result of the device.
 fn returned(result: isize) -> isize {
@@ -250,6 +250,37 @@ pwritev_hooks! {
     pwritev64 c"pwritev64";
 }
 
+/// The device's answer to an mmap, if the descriptor is ours; else `real` makes the call.
+fn mmap_or(
+    (len, protection, flags, fd, offset): (usize, c_int, c_int, c_int, c_long),
+    real: impl Fn(c_int) -> *mut c_void,
+) -> *mut c_void {
+    if flags & libc::MAP_ANONYMOUS == 0
+        && !table::is_foreign(fd)
+        && let Some(mapped) = device::mmap(fd, len, protection, flags, offset, &real)
+    {
+        return mapped;
+    }
+    real(fd)
+}
+
+/// mmap by syscall(3). Not by libc's function: whoever has replaced that one (UCX's memory hooks) makes the call
+/// itself by syscall(3), and would come back for ever.
+pub unsafe fn mmap_by_syscall(
+    at: *mut c_void,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: c_long,
+) -> *mut c_void {
+    mmap_or((len, protection, flags, fd, offset), |fd| {
+        let args = [at as usize, len, protection as usize, flags as usize, fd as usize, offset as usize];
+        // SAFETY: the application's own arguments.
+        sys::libc_result(unsafe { inline::call(libc::SYS_mmap, args) }) as *mut c_void
+    })
+}
+
 macro_rules! mmap_hooks {
     ($($hook:ident $name:literal;)*) => {$(
         /// mmap(2).
@@ -266,13 +297,7 @@ macro_rules! mmap_hooks {
                                   offset as usize)
                     }) as *mut c_void)
             };
-            if flags & libc::MAP_ANONYMOUS == 0
-                && !table::is_foreign(fd)
-                && let Some(mapped) = device::mmap(fd, len, protection, flags, offset, real)
-            {
-                return mapped;
-            }
-            real(fd)
+            mmap_or((len, protection, flags, fd, offset), real)
         }
     )*};
 }

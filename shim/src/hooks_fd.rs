@@ -1,11 +1,12 @@
 //! Calls by which descriptors come, go and multiply.
 //!
-//! poll, select and epoll have no hook: the descriptor is the read end of a real pipe, and the supervisor writes a
-//! byte for each invalidation that hits, whether or not anybody waits.
+//! poll and select have no hook: the descriptor is the read end of a real pipe, and as long as the context is
+//! readable there is a byte in it. For each invalidation that hits there is one more where the supervisor records;
+//! where our own threads do, only once somebody was seen to wait for each: by O_ASYNC or edge-triggered epoll.
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use crate::{next, sys, table};
+use crate::{device, memory, next, sys, table};
 
 /// close(2).
 #[unsafe(no_mangle)]
@@ -74,7 +75,10 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 }
 
 /// What fcntl does beside the call itself. `Some`: the result instead of the call's.
-fn before_fcntl(fd: c_int, command: c_int) -> Option<c_int> {
+fn before_fcntl(fd: c_int, command: c_int, argument: usize) -> Option<c_int> {
+    if command == libc::F_SETFL && argument as c_int & libc::O_ASYNC != 0 {
+        device::arm(fd);
+    }
     // The size of a pipe is nobody's business here: the device isn't one.
     if matches!(command, libc::F_SETPIPE_SZ | libc::F_GETPIPE_SZ) && !table::is_foreign(fd) {
         let _blocked = sys::SignalsBlocked::new();
@@ -90,7 +94,7 @@ macro_rules! fcntl_hooks {
         /// fcntl(2).
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $hook(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
-            if let Some(result) = before_fcntl(fd, command) {
+            if let Some(result) = before_fcntl(fd, command, argument as usize) {
                 return result;
             }
             let result = next!($name as fn(c_int, c_int; *mut c_void) -> c_int; (fd, command), (argument);
@@ -110,6 +114,23 @@ macro_rules! fcntl_hooks {
 fcntl_hooks! {
     fcntl c"fcntl" c"fcntl";
     fcntl64 c"fcntl64" c"fcntl";
+}
+
+/// epoll_ctl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut c_void) -> c_int {
+    if operation != libc::EPOLL_CTL_DEL && !table::is_foreign(fd) {
+        // The flags come first. A bad pointer is for the kernel to refuse.
+        let edges = memory::read::<u32>(event).is_ok_and(|flags| flags & libc::EPOLLET as u32 != 0);
+        if edges {
+            device::arm(fd);
+        }
+    }
+    next!(c"epoll_ctl" as fn(c_int, c_int, c_int, *mut c_void) -> c_int; (epoll, operation, fd, event);
+        // SAFETY: the application's own arguments.
+        sys::libc_result(unsafe {
+            sys::call(libc::SYS_epoll_ctl, epoll as usize, operation as usize, fd as usize, event as usize, 0, 0)
+        }) as c_int)
 }
 
 /// recvmsg(2).

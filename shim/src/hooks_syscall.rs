@@ -5,7 +5,7 @@
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
-use crate::{hooks_device, hooks_fd, hooks_open, sys};
+use crate::{hooks_device, hooks_fd, hooks_open, inline, sys};
 
 /// Calls with numbers below this may have a hook.
 const NUMBERS: usize = 448;
@@ -31,10 +31,15 @@ const fn bits() -> [u64; NUMBERS / 64] {
         libc::SYS_dup2,
         libc::SYS_dup3,
         libc::SYS_fcntl,
+        libc::SYS_epoll_ctl,
         libc::SYS_recvmsg,
         libc::SYS_recvmmsg,
         libc::SYS_pwrite64,
         libc::SYS_pwritev,
+        libc::SYS_munmap,
+        libc::SYS_mprotect,
+        libc::SYS_mremap,
+        libc::SYS_madvise,
     ];
     let mut bits = [0; NUMBERS / 64];
     let mut i = 0;
@@ -119,12 +124,16 @@ unsafe extern "C" fn hooked(
                 hooks_device::preadv64v2(fd, b as *const libc::iovec, c as c_int, d, f as c_int) as c_long
             }
             libc::SYS_mmap => {
-                hooks_device::mmap64(a as *mut c_void, b as usize, c as c_int, d as c_int, e as c_int, f)
-                    as c_long
+                let (at, len) = (a as *mut c_void, b as usize);
+                hooks_device::mmap_by_syscall(at, len, c as c_int, d as c_int, e as c_int, f) as c_long
             }
             libc::SYS_pwrite64 => hooks_device::pwrite64(fd, b as *const c_void, c as usize, d) as c_long,
             libc::SYS_pwritev => {
                 hooks_device::pwritev64(fd, b as *const libc::iovec, c as c_int, d) as c_long
+            }
+            libc::SYS_munmap | libc::SYS_mprotect | libc::SYS_mremap | libc::SYS_madvise => {
+                let args = [a, b, c, d, e, f].map(|arg| arg as usize);
+                failed(inline::call(number, args) as c_long)
             }
             libc::SYS_close => c_long::from(hooks_fd::close(fd)),
             libc::SYS_close_range => {
@@ -134,6 +143,9 @@ unsafe extern "C" fn hooked(
             libc::SYS_dup2 => c_long::from(hooks_fd::dup2(fd, b as c_int)),
             libc::SYS_dup3 => c_long::from(hooks_fd::dup3(fd, b as c_int, c as c_int)),
             libc::SYS_fcntl => c_long::from(hooks_fd::fcntl64(fd, b as c_int, c as *mut c_void)),
+            libc::SYS_epoll_ctl => {
+                c_long::from(hooks_fd::epoll_ctl(fd, b as c_int, c as c_int, d as *mut c_void))
+            }
             libc::SYS_recvmsg => hooks_fd::recvmsg(fd, b as *mut libc::msghdr, c as c_int) as c_long,
             libc::SYS_recvmmsg => c_long::from(hooks_fd::recvmmsg(
                 fd,

@@ -2,7 +2,8 @@
 //!
 //! What it does: it defines open, read, ioctl and their kin in front of libc. They pass everything on until the
 //! process opens the device (or receives it, or inherits it); then the calls on that descriptor are answered
-//! here, on the arena that is shared with the supervisor. It records no invalidation: that is the supervisor's.
+//! here, on the arena that is shared with the supervisor. Recording invalidations is the supervisor's, but for what
+//! the inline layer may do itself.
 //!
 //! The rules that its code obeys:
 //! * no allocation, no panic, no lock that a stopped application thread may hold, no libc function but the next
@@ -31,6 +32,7 @@ mod hooks_open;
 mod hooks_path;
 mod hooks_syscall;
 mod host;
+mod inline;
 mod keeper;
 mod log;
 mod memory;

@@ -2,17 +2,20 @@
 //!
 //! One page of ours is marked MADV_WIPEONFORK (Linux 4.14): the copy that fork makes of it is zero. So a zero
 //! word means "a copy that hasn't looked yet", and threads, vfork and CLONE_VM children, which share the page,
-//! are the same owner. What a copy must not inherit lies on that page: the generation that owns contexts, and the
-//! lock of activation, which another thread may have held at the time of the fork.
+//! are the same owner. What a copy must not inherit lies on that page: the generation that owns contexts, the
+//! lock of activation, which another thread may have held at the time of the fork, and the list of contexts whose
+//! invalidations our own threads record.
+//!
+//! The page is part of our image, so that code finds it without reading where it is.
 
 use core::ffi::c_int;
-use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
+use crate::inline::List;
 use crate::sys;
 
 /// The page.
-#[repr(C)]
+#[repr(C, align(4096))]
 pub struct Page {
     /// Which address space this is, among those that descend from each other by fork; never 0 once looked at.
     generation: AtomicU32,
@@ -20,41 +23,43 @@ pub struct Page {
     process: AtomicU32,
     /// Thread id of who opens the device, 0 if nobody.
     opening: AtomicU32,
+    /// See [`crate::inline`].
+    pub list: List,
 }
 
-static PAGE: AtomicPtr<Page> = AtomicPtr::new(null_mut());
+const _: () = assert!(size_of::<Page>() == 4096);
+
+/// In the part of the image that no file lies behind: only such memory can be wiped on fork.
+pub static PAGE: Page = Page {
+    generation: AtomicU32::new(0),
+    process: AtomicU32::new(0),
+    opening: AtomicU32::new(0),
+    list: List::new(),
+};
+/// 1 once the page is marked.
+static MARKED: AtomicU32 = AtomicU32::new(0);
 /// Inherited by copies, so that each takes a number that none of its ancestors had.
 static LAST_GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// Makes the page if there is none.
+/// Marks the page if it isn't yet.
 ///
 /// # Errors
-/// The errno of mmap or madvise.
+/// The errno of madvise.
 pub fn ensure() -> Result<&'static Page, c_int> {
     if let Some(page) = page() {
         return Ok(page);
     }
-    let made =
-        sys::mmap(4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
-    if made < 0 {
-        return Err(-made as c_int);
+    match sys::madvise((&raw const PAGE) as usize, 4096, libc::MADV_WIPEONFORK) {
+        0 => {
+            MARKED.store(1, Ordering::Release);
+            Ok(&PAGE)
+        }
+        failed => Err(-failed as c_int),
     }
-    let marked = sys::madvise(made as usize, 4096, libc::MADV_WIPEONFORK);
-    let lost = marked == 0
-        && PAGE.compare_exchange(null_mut(), made as *mut Page, Ordering::AcqRel, Ordering::Acquire).is_err();
-    if marked != 0 || lost {
-        // SAFETY: nobody else has seen this page.
-        unsafe { sys::munmap(made as usize, 4096) };
-    }
-    if marked != 0 {
-        return Err(-marked as c_int);
-    }
-    page().ok_or(libc::ENOMEM)
 }
 
 fn page() -> Option<&'static Page> {
-    // SAFETY: once set it stays mapped for good; zero is a valid value of all its fields.
-    unsafe { PAGE.load(Ordering::Acquire).as_ref() }
+    (MARKED.load(Ordering::Acquire) != 0).then_some(&PAGE)
 }
 
 /// The generation of this address space; 0 while there is no page, so no context either.

@@ -103,6 +103,18 @@ pub fn mmap(len: usize, protection: c_int, flags: c_int, fd: c_int) -> isize {
     unsafe { call(libc::SYS_mmap, 0, len, protection as usize, flags as usize, fd as isize as usize, 0) }
 }
 
+/// Shared memory of a descriptor in place of what is mapped at `address`.
+///
+/// # Safety
+/// What was mapped there is ours to replace.
+pub unsafe fn mmap_over(address: usize, len: usize, protection: c_int, flags: c_int, fd: c_int) -> isize {
+    let flags = flags | libc::MAP_FIXED;
+    // SAFETY: passed on to the caller.
+    unsafe {
+        call(libc::SYS_mmap, address, len, protection as usize, flags as usize, fd as isize as usize, 0)
+    }
+}
+
 /// `munmap`.
 ///
 /// # Safety
@@ -186,40 +198,42 @@ pub struct SignalsBlocked {
 }
 
 impl SignalsBlocked {
-    /// Blocks all signals. libc's sigprocmask leaves its own two out; a cancellation is one of them.
+    /// See [`block_signals`].
     pub fn new() -> Self {
-        let mut before = 0u64;
-        let all = u64::MAX;
-        // SAFETY: both pointers are to 8 bytes, the size that is passed.
-        unsafe {
-            call(
-                libc::SYS_rt_sigprocmask,
-                libc::SIG_BLOCK as usize,
-                &raw const all as usize,
-                &raw mut before as usize,
-                8,
-                0,
-                0,
-            );
-        }
-        Self { before }
+        Self { before: block_signals() }
     }
 }
 
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
-        // SAFETY: as in `new`.
-        unsafe {
-            call(
-                libc::SYS_rt_sigprocmask,
-                libc::SIG_SETMASK as usize,
-                &raw const self.before as usize,
-                0,
-                8,
-                0,
-                0,
-            );
-        }
+        restore_signals(self.before);
+    }
+}
+
+/// Blocks all signals; the mask before. libc's sigprocmask leaves its own two out; a cancellation is one of them.
+pub fn block_signals() -> u64 {
+    let mut before = 0u64;
+    let all = u64::MAX;
+    // SAFETY: both pointers are to 8 bytes, the size that is passed.
+    unsafe {
+        call(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_BLOCK as usize,
+            &raw const all as usize,
+            &raw mut before as usize,
+            8,
+            0,
+            0,
+        );
+    }
+    before
+}
+
+/// Undoes [`block_signals`].
+pub fn restore_signals(before: u64) {
+    // SAFETY: the pointer is to 8 bytes, the size that is passed.
+    unsafe {
+        call(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK as usize, &raw const before as usize, 0, 8, 0, 0);
     }
 }
 

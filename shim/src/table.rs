@@ -150,7 +150,7 @@ fn ask(fd: c_int, identity: Identity) -> Asked {
             Some(third) => (second, third),
             None => (first, second),
         };
-        context::add_owned(identity, &arena, &counter)
+        context::add_owned(identity, &arena, &counter, None)
     } else {
         context::add_remote(identity)
     };

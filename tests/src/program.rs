@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
-use ummunotify_abi::config::ENV_BINARY;
+use ummunotify_abi::config::{ENV_BINARY, ENV_TRAP};
 
 /// How a program gets the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,6 +90,12 @@ impl<'a> Program<'a> {
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().to_owned(), value.as_ref().to_owned()));
         self
+    }
+
+    /// Chooses the layers that trap, instead of those that are chosen without being asked for.
+    #[must_use]
+    pub fn layers(self, layers: &str) -> Self {
+        self.env(ENV_TRAP, layers)
     }
 
     /// Preloads a library, behind the shim where the mode preloads that.

@@ -11,14 +11,14 @@ fn an_invalidation_is_missed_while_tasks_come_and_go() {
     let stage = Stage::new();
     let storm = stage.client(&Client::program("storm", &["attack/storm.c"]));
     for (nth, account) in Account::available().into_iter().enumerate() {
-        let mut program = stage.program(Mode::EMULATED[nth % 2], account, &storm).arg(ROUNDS);
-        if nth == 0 {
-            program = program.arg("restart");
+        for layers in ["notify", "inline,notify"] {
+            let program = stage.program(Mode::EMULATED[nth % 2], account, &storm).arg(ROUNDS).layers(layers);
+            let program = if nth == 0 { program.arg("restart") } else { program };
+            let outcome = program.limit(Duration::from_secs(120)).run();
+            outcome.assert_success();
+            say(&format!("{layers} {account:?}: {}", outcome.stdout.trim_end()));
+            assert!(outcome.stdout.contains("missed=0 "), "{outcome}");
         }
-        let outcome = program.limit(Duration::from_secs(120)).run();
-        outcome.assert_success();
-        say(&format!("{account:?}: {}", outcome.stdout.trim_end()));
-        assert!(outcome.stdout.contains("missed=0 "), "{outcome}");
     }
 }
 

@@ -18,10 +18,11 @@ const MILLION: &str = "departure_3_a_million_regions";
 
 /// Runs the suite with these arguments; fails with the failing lines and the functions that they belong to.
 /// Returns the number of checks that were made.
-fn run(mode: Mode, account: Account, args: &[&str]) -> usize {
+fn run(mode: Mode, layers: &str, account: Account, args: &[&str]) -> usize {
     let stage = Stage::new();
     let suite = stage.client(&Client::interface_suite());
-    let outcome = stage.program(mode, account, &suite).args(args).limit(Duration::from_secs(240)).run();
+    let outcome =
+        stage.program(mode, account, &suite).args(args).layers(layers).limit(Duration::from_secs(240)).run();
     let failures: Vec<&str> = outcome.stdout.lines().filter(|line| line.starts_with("FAIL ")).collect();
     let checks = outcome.stdout.lines().filter(|line| line.starts_with("ok ")).count();
     for line in outcome.stdout.lines().filter_map(|line| line.strip_prefix("skip ")) {
@@ -43,43 +44,53 @@ fn run(mode: Mode, account: Account, args: &[&str]) -> usize {
     checks
 }
 
-fn run_all(mode: Mode, account: Account) {
+fn run_all(mode: Mode, layers: &str, account: Account) {
     if account == Account::Root && !Account::is_superuser() {
         skip("the interface suite as root", "the tests run without privileges");
         return;
     }
-    let checks = run(mode, account, &["--emulated", "--without", MILLION]);
+    let checks = run(mode, layers, account, &["--emulated", "--without", MILLION]);
     assert!(checks >= LEAST_CHECKS, "only {checks} checks were made");
 }
 
 #[test]
 fn interface_holds_under_run_for_root() {
-    run_all(Mode::Run, Account::Root);
+    run_all(Mode::Run, "notify", Account::Root);
 }
 
 #[test]
 fn interface_holds_under_run_for_an_ordinary_user() {
-    run_all(Mode::Run, Account::Ordinary);
+    run_all(Mode::Run, "notify", Account::Ordinary);
 }
 
 #[test]
 fn interface_holds_under_preload_for_root() {
-    run_all(Mode::Preload, Account::Root);
+    run_all(Mode::Preload, "notify", Account::Root);
 }
 
 #[test]
 fn interface_holds_under_preload_for_an_ordinary_user() {
-    run_all(Mode::Preload, Account::Ordinary);
+    run_all(Mode::Preload, "notify", Account::Ordinary);
+}
+
+#[test]
+fn interface_holds_inline_for_root() {
+    run_all(Mode::Preload, "inline,notify", Account::Root);
+}
+
+#[test]
+fn interface_holds_inline_for_an_ordinary_user() {
+    run_all(Mode::Run, "inline,notify", Account::Ordinary);
 }
 
 #[test]
 fn a_million_regions_are_held_under_run() {
-    assert!(run(Mode::Run, Account::Ordinary, &[MILLION]) >= 12);
+    assert!(run(Mode::Run, "notify", Account::Ordinary, &[MILLION]) >= 12);
 }
 
 #[test]
 fn a_million_regions_are_held_under_preload() {
-    assert!(run(Mode::Preload, Account::Ordinary, &[MILLION]) >= 12);
+    assert!(run(Mode::Preload, "inline,notify", Account::Ordinary, &[MILLION]) >= 12);
 }
 
 /// A program without the device sees the failure that a host without the module gives: the suite can fail.

@@ -65,8 +65,8 @@ fn tally(outcome: &Outcome, word: &str) -> usize {
         .unwrap_or_else(|| panic!("{outcome}"))
 }
 
-/// Walks in one mode by every account.
-fn walk_in(mode: Mode) {
+/// Walks in one mode, with these layers, by every account.
+fn walk_in(mode: Mode, layers: &str) {
     let huge = HugePages::reserve(HUGE_PAGES);
     if let Err(reason) = &huge {
         skip("rows of huge pages (hugetlb)", reason);
@@ -80,6 +80,7 @@ fn walk_in(mode: Mode) {
             .arg("--coverage")
             .arg(&coverage)
             .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
+            .layers(layers)
             .limit(Duration::from_secs(120))
             .run();
         for line in rows(&outcome, "skip").into_iter().chain(rows(&outcome, "gap ")) {
@@ -96,12 +97,17 @@ fn walk_in(mode: Mode) {
 
 #[test]
 fn operations_are_missed_or_misreported_under_run() {
-    walk_in(Mode::Run);
+    walk_in(Mode::Run, "notify");
 }
 
 #[test]
 fn operations_are_missed_or_misreported_under_preload() {
-    walk_in(Mode::Preload);
+    walk_in(Mode::Preload, "notify");
+}
+
+#[test]
+fn operations_are_missed_or_misreported_inline() {
+    walk_in(Mode::Run, "inline,notify");
 }
 
 /// Which files a call names can't always be told on a stacked file system: all of them count there.

@@ -15,6 +15,10 @@ const LIMIT: Duration = Duration::from_secs(120);
 const DEVICE: &str = "/dev/ummunotify";
 const NO_DEVICE: &str = "/dev/null";
 
+/// The ways in which each program is run.
+const WAYS: [(Mode, &str); 3] =
+    [(Mode::Run, "notify"), (Mode::Preload, "notify"), (Mode::Run, "inline,notify")];
+
 /// A program that is run in every mode.
 struct Comparison<'a> {
     stage: &'a Stage,
@@ -27,6 +31,8 @@ struct Comparison<'a> {
     files: Vec<&'static str>,
     /// What differs from run to run natively, such as process numbers, is taken out of the output.
     normalise: fn(&str) -> String,
+    /// Also with the inline layer.
+    inline: bool,
 }
 
 impl<'a> Comparison<'a> {
@@ -39,6 +45,7 @@ impl<'a> Comparison<'a> {
             env: Vec::new(),
             files: Vec::new(),
             normalise: str::to_owned,
+            inline: true,
         }
     }
 
@@ -68,8 +75,8 @@ impl<'a> Comparison<'a> {
     }
 
     /// One run: how it ended, the files it made, and how many processes opened what they had to open.
-    fn run(&self, mode: Mode, account: Account) -> (Outcome, Vec<Vec<u8>>, usize) {
-        let outcome = self.program(mode, account).run();
+    fn run(&self, mode: Mode, layers: &str, account: Account) -> (Outcome, Vec<Vec<u8>>, usize) {
+        let outcome = self.program(mode, account).layers(layers).run();
         let files = self.files.iter().map(|name| {
             let path = self.stage.work().join(name);
             let content = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}: {outcome}", path.display()));
@@ -85,11 +92,14 @@ impl<'a> Comparison<'a> {
 
     /// Runs natively and in both emulated modes, and insists that they can't be told apart.
     fn check(&self, account: Account) -> Outcome {
-        let (native, native_files, native_opens) = self.run(Mode::Native, account);
+        let (native, native_files, native_opens) = self.run(Mode::Native, "notify", account);
         assert!(native_opens > 0, "the activator wasn't there: {native}");
         assert!(!native.timed_out, "{native}");
-        for mode in Mode::EMULATED {
-            let (emulated, files, opens) = self.run(mode, account);
+        for (mode, layers) in WAYS {
+            if layers != "notify" && !self.inline {
+                continue;
+            }
+            let (emulated, files, opens) = self.run(mode, layers, account);
             assert!(!emulated.timed_out && !emulated.output_held, "{emulated}");
             assert!(opens > 0, "the device was never opened: {emulated}");
             assert_eq!(opens, native_opens, "not every process opened the device: {emulated}");
@@ -101,7 +111,7 @@ impl<'a> Comparison<'a> {
                 assert!(emulated == native, "{name} differs under {mode:?}");
             }
             say(&format!(
-                "{}: {mode:?} {account:?}, {opens} processes with the device, {:.1?} (native {:.1?})",
+                "{}: {mode:?} {layers} {account:?}, {opens} processes with the device, {:.1?} (native {:.1?})",
                 self.program.display(),
                 emulated.elapsed,
                 native.elapsed
@@ -317,6 +327,8 @@ fn a_debugger_on_a_client_differs() {
     }
     args.extend(["--args", &name]);
     let mut comparison = Comparison::new(&stage, gdb, &args);
+    // It shows at which instruction a call was made: the library's own with the inline layer.
+    comparison.inline = false;
     comparison.env = vec![("DEBUGINFOD_URLS", "")];
     comparison.normalise = without_numbers_of_processes;
     for account in Account::available() {

@@ -76,7 +76,7 @@ fn the_interface_holds_for_a_static_program_of_an_ordinary_user() {
 
 #[test]
 fn operations_of_a_static_program_are_missed_or_misreported() {
-    let huge = HugePages::reserve(4);
+    let huge = HugePages::reserve(8);
     if let Err(reason) = &huge {
         skip("rows of huge pages (hugetlb) in a static program", reason);
     }
@@ -94,7 +94,7 @@ fn operations_of_a_static_program_are_missed_or_misreported() {
             .arg("--coverage")
             .arg(&coverage)
             .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
-            .limit(Duration::from_secs(120))
+            .limit(Duration::from_secs(300))
             .run();
         let failed: Vec<&str> = lines(&outcome, "FAIL").collect();
         assert!(failed.is_empty(), "{account:?}: {}\n{outcome}", failed.join("\n"));

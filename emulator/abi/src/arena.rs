@@ -58,6 +58,12 @@ pub const ELSEWHERE_KMOD: u32 = 1;
 /// Flag of [`Header::elsewhere`]: the supervisor must see each registered range, to arm something on it. Register
 /// and unregister are the supervisor's.
 pub const ELSEWHERE_FAULT: u32 = 2;
+/// [`Header::recorder`]: the traps record everything.
+pub const TRAPS_RECORD: u32 = 0;
+/// [`Header::recorder`]: the opener's threads record what they can before they make a call that isn't trapped.
+pub const OPENER_RECORDS: u32 = 1;
+/// [`Header::recorder`]: the context is over, its descriptors and counter mappings are gone.
+pub const NOBODY_RECORDS: u32 = 2;
 
 /// Number of statistics words.
 pub const STATISTICS: usize = 32;
@@ -109,7 +115,18 @@ pub struct Header {
     pub bank: AtomicU32,
     /// L. The ring that recorders append to.
     pub level: AtomicU32,
-    reserved1: [AtomicU32; 9],
+    /// Who records what the opener's threads do: [`TRAPS_RECORD`], [`OPENER_RECORDS`] or [`NOBODY_RECORDS`].
+    /// Written by the supervisor.
+    pub recorder: AtomicU32,
+    /// Contexts of the opener's address space, as the supervisor counts them: an opener that knows fewer leaves
+    /// recording to the traps.
+    pub siblings: AtomicU32,
+    /// Not 0: a byte lies in the device's pipe, so that nobody needs to write one for a further hit unless
+    /// `armed` says so. Set by whoever wrote it, taken back by whoever takes bytes out.
+    pub rung: AtomicU32,
+    /// Not 0: somebody waits for each hit (SIGIO, edge-triggered epoll). Never taken back.
+    pub armed: AtomicU32,
+    reserved1: [AtomicU32; 5],
 
     /// L. The two banks of index nodes.
     pub banks: [Bank; 2],

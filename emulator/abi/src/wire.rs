@@ -19,6 +19,14 @@ pub const HELLO_PRCTL: u64 = 0x554d_4d55;
 pub const fn serves_static(token: u64) -> bool {
     token & 1 == 1
 }
+/// Second argument of the trapped call by which the opener's threads, which recorded a hit themselves, have a byte
+/// written into the pipe of that inode (third argument): `prctl(HELLO_PRCTL, RING_PRCTL, inode)` (`"RING"`).
+pub const RING_PRCTL: u64 = 0x474e_4952;
+
+/// [`Op::Open`]'s reply: the opener's threads record what they can, and list the context for that.
+pub const INLINE_GRANTED: u64 = 1;
+/// [`Op::Open`]'s reply, likewise: also a munmap that hits.
+pub const INLINE_MUNMAP: u64 = 2;
 
 /// Set in the lock ids of supervisor threads. Client threads use their bare thread id (below 2^22, proc(5));
 /// the two may be of different pid namespaces and must never look the same.
@@ -35,10 +43,12 @@ pub const MAGIC: u32 = 0x4d4d_5531;
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Open a context in the caller's address space. args: flags of open, 1 if the caller needs a filter.
+    /// Open a context in the caller's address space. args: flags of open, 1 if the caller needs a filter, the
+    /// address of its gate or 0.
     /// Reply descriptors: the pipe's read end, the arena, the counter (writable) and, if reply args[3] is 1,
     /// the space marker: a page to map shared, MADV_DONTFORK, for as long as the address space exists.
-    /// Reply args: context number, pipe inode, token, marker follows, 0, pid of the supervisor.
+    /// Reply args: context number, pipe inode, token, marker follows, [`INLINE_GRANTED`] and [`INLINE_MUNMAP`], pid
+    /// of the supervisor.
     /// Payload: the filter program (`struct sock_filter`s) if one was asked for.
     Open = 1,
     /// The filter is installed. Descriptor: the listener. The reply means that the supervisor holds it.
@@ -75,6 +85,10 @@ pub enum Op {
     Device = 12,
     /// Where contexts are. Descriptor: as for [`Op::Switch`]. Reply args: contexts, those on the kernel module.
     Whereabouts = 13,
+    /// Patch the sites of the caller's process. args: where stubs jump to.
+    Patch = 14,
+    /// Somebody waits for each hit from now on. Descriptor: the device descriptor.
+    Arm = 15,
 }
 
 /// What is in the way of [`Op::Switch`].
@@ -142,6 +156,8 @@ impl Op {
             11 => Self::Switch,
             12 => Self::Device,
             13 => Self::Whereabouts,
+            14 => Self::Patch,
+            15 => Self::Arm,
             _ => return None,
         })
     }

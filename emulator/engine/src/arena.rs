@@ -160,4 +160,13 @@ impl Engine {
         arena.check()?;
         Ok(Self { arena })
     }
+    /// Uses an arena that was attached before in this process, without looking at it.
+    ///
+    /// # Safety
+    /// As for [`Engine::attach`], which has accepted these very addresses, or zeroed memory of that size was put in
+    /// the arena's place: that is an arena without regions.
+    #[inline(always)]
+    pub unsafe fn again(arena: NonNull<u8>, counter: NonNull<AtomicU64>) -> Self {
+        Self { arena: Arena { base: arena, counter } }
+    }
 }

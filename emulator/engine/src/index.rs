@@ -62,6 +62,11 @@ pub(crate) fn key(node: &Node, i: usize) -> Key {
 }
 
 #[inline]
+pub(crate) fn start(node: &Node, i: usize) -> u64 {
+    node.starts[i % FANOUT].load(Relaxed)
+}
+
+#[inline]
 pub(crate) fn id(node: &Node, i: usize) -> u32 {
     node.ids[i % FANOUT].load(Relaxed)
 }

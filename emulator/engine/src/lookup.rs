@@ -7,7 +7,7 @@ use ummunotify_abi::PageRange;
 
 use crate::arena::Arena;
 use crate::hook::step;
-use crate::index::{Key, MAX_DEPTH, count, end, id, key};
+use crate::index::{Key, MAX_DEPTH, count, end, id, key, start};
 
 /// How long a lookup puts up with a changing index, in turns of a spin loop: some 50 us, many times what a
 /// running writer needs, and far less than a stopped one would take.
@@ -65,6 +65,74 @@ pub(crate) fn misses(arena: &Arena, range: PageRange) -> bool {
     let whole = bank.broken.load(Relaxed) == 0;
     fence(Acquire);
     outside && whole && sequence & 1 == 0 && header.sequence.load(Relaxed) == sequence
+}
+
+/// Whether `range` hits a region.
+///
+/// One way down the tree: among the entries of a node that start before the range's end, all but the last hold
+/// nothing that starts later, so that their largest end decides. No array and no copy: the inline layer runs this
+/// where vector registers aren't its own.
+#[inline(always)]
+pub(crate) fn exists(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
+    let header = arena.header();
+    let mut patience = PATIENCE;
+    while patience > 0 {
+        let sequence = header.sequence.load(Acquire);
+        if sequence & 1 == 1 {
+            patience -= 1;
+            core::hint::spin_loop();
+            continue;
+        }
+        let found = descend(arena, range);
+        step();
+        fence(Acquire);
+        if header.sequence.load(Relaxed) == sequence {
+            return found;
+        }
+        patience = patience.saturating_sub(TORN);
+    }
+    Err(Unknown::Busy)
+}
+
+#[inline(always)]
+fn descend(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
+    let bank = arena.bank();
+    if bank.broken.load(Relaxed) != 0 {
+        return Err(Unknown::Corrupt);
+    }
+    if range.end <= bank.span_start.load(Relaxed) || range.start >= bank.span_end.load(Relaxed) {
+        return Ok(false);
+    }
+    let mut at = bank.root.load(Relaxed);
+    if at == 0 {
+        return Ok(false);
+    }
+    let mut above = MAX_DEPTH as u32;
+    loop {
+        let node = arena.node(at).ok_or(Unknown::Corrupt)?;
+        let (n, level) = (count(node), node.level.load(Relaxed));
+        if level >= above {
+            return Err(Unknown::Corrupt);
+        }
+        above = level;
+        if n == 0 || start(node, 0) >= range.end {
+            return Ok(false);
+        }
+        let mut i = 0;
+        while i + 1 < n && start(node, i + 1) < range.end {
+            if end(node, i) > range.start {
+                return Ok(true);
+            }
+            i += 1;
+        }
+        if end(node, i) <= range.start {
+            return Ok(false);
+        }
+        if level == 0 {
+            return Ok(true);
+        }
+        at = id(node, i);
+    }
 }
 
 /// Finds the regions behind `after` that `range` hits; without a range, all of them.

@@ -12,7 +12,7 @@ use ummunotify_abi::arena::SLOTS;
 use crate::arena::Arena;
 use crate::hook::step;
 use crate::index::Key;
-use crate::lookup::{Chunk, Found, Unknown, collect, misses};
+use crate::lookup::{Chunk, Found, Unknown, collect, exists, misses};
 use crate::queue;
 use crate::statistics::{Count, Reason, count, count_everything};
 use crate::word::{State, Word, write_hint};
@@ -36,9 +36,15 @@ pub enum Recorded {
 }
 
 /// Taken before an operation's own invalidation is recorded; see [`Engine::end`](crate::Engine::end).
+#[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Begin {
     pub(crate) epoch: u64,
+}
+
+impl Begin {
+    /// Before everything: an operation that ends with it hits all regions.
+    pub const EVER: Self = Self { epoch: 0 };
 }
 
 /// What became of one region's hit.
@@ -213,8 +219,7 @@ pub(crate) fn may_hit(arena: &Arena, range: PageRange) -> bool {
     if misses(arena, range) {
         return false;
     }
-    let mut chunk = Chunk::<1>::new();
-    collect(arena, Some(range), None, &mut chunk).is_err() || !chunk.found().is_empty()
+    exists(arena, range).unwrap_or(true)
 }
 
 /// Gives every region its ring entry after "everything is invalid". Under the lock; false if some didn't get

@@ -55,7 +55,8 @@ enum Command {
 
 const RUN_HELP: &str = "\
 The program runs in this process: its pid, terminal, signals and exit code are its own. Until it opens the device \
-it pays nothing.
+it pays nothing. A static program can't be preloaded into: a filter is put around it from the beginning, and each \
+open of a file costs it some 10 microseconds.
 
 Exit code: the program's own; 127 if there is no such program, 126 if it can't be executed, 125 if the emulator \
 can't work here, 2 for bad use.";
@@ -67,7 +68,8 @@ struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
     #[arg(long, value_name = "BACKEND")]
     backend: Option<Choice>,
-    /// Layers that trap memory operations, separated by commas; this version has: notify
+    /// Layers that trap memory operations, separated by commas: notify, or inline,notify, where libc's own calls are
+    /// looked at in the process and trapped only if need be
     #[arg(long, value_name = "LAYERS")]
     trap: Option<String>,
     /// How much the supervisor logs [default: warn]

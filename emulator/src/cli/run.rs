@@ -71,6 +71,7 @@ fn start_instead(options: &RunArguments, path: &OsStr, shown: &OsStr) -> Failure
 #[derive(Debug)]
 struct Settings {
     backend: Choice,
+    trap: Option<String>,
     log: Option<LogLevel>,
     log_file: Option<PathBuf>,
     stats: bool,
@@ -85,9 +86,16 @@ impl Settings {
             (None, Some(word)) => word.parse().map_err(|e| usage(format!("{}: {e}", config::ENV_BACKEND)))?,
             (None, None) => Choice::default(),
         };
-        if let Some(layers) = &options.trap {
-            Layer::set(layers).map_err(|e| usage(format!("--trap: {e}")))?;
+        let inherited = std::env::var(config::ENV_TRAP).ok().filter(|layers| !layers.is_empty());
+        let trap = match (&options.trap, inherited) {
+            (Some(layers), _) => Some(("--trap", layers.clone())),
+            (None, Some(layers)) => Some((config::ENV_TRAP, layers)),
+            (None, None) => None,
+        };
+        if let Some((source, layers)) = &trap {
+            Layer::set(layers).map_err(|e| usage(format!("{source}: {e}")))?;
         }
+        let trap = trap.map(|(_, layers)| layers);
         let inherited = std::env::var_os(config::ENV_LOG_FILE).filter(|path| !path.is_empty());
         let named = match (&options.log_file, &inherited) {
             (Some(path), _) => Some(("--log-file", path.as_path())),
@@ -98,7 +106,7 @@ impl Settings {
             .map(|(source, path)| log_file(source, path))
             .transpose()
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
-        Ok(Self { backend, log: options.log, log_file, stats: options.stats })
+        Ok(Self { backend, trap, log: options.log, log_file, stats: options.stats })
     }
 
     /// True if an open of the device gets the emulated one.
@@ -117,6 +125,7 @@ impl Settings {
             (config::ENV_BACKEND, self.backend.name().into()),
             ("LD_PRELOAD", preload(shim, std::env::var_os("LD_PRELOAD").as_deref())),
         ];
+        names.extend(self.trap.clone().map(|layers| (config::ENV_TRAP, layers.into())));
         names.extend(self.log.map(|level| (config::ENV_LOG, level.name().into())));
         names.extend(self.log_file.clone().map(|path| (config::ENV_LOG_FILE, path.into_os_string())));
         names.extend(self.stats.then(|| (config::ENV_STATS, OsString::from("1"))));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{Event, MAX_RECORDS};
-use ummunotify_abi::wire::{Hurdle, Op};
+use ummunotify_abi::wire::{self, Hurdle, Op};
 use ummunotify_engine::{Engine, Port};
 
 use super::context::Context;
@@ -26,6 +26,7 @@ use super::task;
 use crate::target::maps;
 use crate::trap::filter::Filter;
 use crate::trap::policy::Policy;
+use ummunotify_inline::{IMAGE_BASE, IMAGE_SPAN};
 use ummunotify_sys::notify::Listener;
 
 /// How a peer reached us.
@@ -75,6 +76,11 @@ pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance, crowd
             Op::Attach => with_context(shared, &asked, |context, space| {
                 attach(shared, connection, peer, context, space)
             }),
+            Op::Patch => patch(shared, connection, peer, &asked),
+            Op::Arm => with_context(shared, &asked, |context, _| {
+                context.engine.arm();
+                connection.reply(0, [0; 6], &[], &[])
+            }),
             Op::Features | Op::Register | Op::Unregister | Op::Read => {
                 with_context(shared, &asked, |context, space| call(connection, context, space, &asked))
             }
@@ -114,7 +120,7 @@ fn pipe_inode(fd: &OwnedFd) -> nix::Result<u64> {
 }
 
 fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
-    let [flags, needs_filter, ..] = asked.args;
+    let [flags, needs_filter, gate, ..] = asked.args;
     if peer.pid == 0 {
         log::warning!("a process that isn't visible in the supervisor's pid namespace was refused");
         return Err(Errno::ESRCH);
@@ -126,14 +132,52 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
     })?;
     let context = Arc::new(context);
     let (space, new) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
-    let filter =
-        if needs_filter != 0 { Filter::bytes(&Filter::build(&Policy::default())) } else { Vec::new() };
+    let offered = (IMAGE_BASE..IMAGE_BASE + IMAGE_SPAN).contains(&gate).then_some(gate);
+    let filter = if needs_filter != 0 {
+        let gate = *shared.gate.get_or_init(|| offered);
+        Filter::bytes(&Filter::build(&Policy { gate, device: None }))
+    } else {
+        Vec::new()
+    };
+    // Only the gate that the filter lets through.
+    let mut granted = 0;
+    if offered.is_some() && shared.gate.get() == Some(&offered) {
+        space.set_inline();
+        granted = wire::INLINE_GRANTED;
+        if !shared.kernel.hugetlb_twice {
+            granted |= wire::INLINE_MUNMAP;
+        }
+    }
     let [arena, counter] = context.shared_memory();
     let fds = [device.as_fd(), arena, counter, space.marker()];
-    let args = [context.number, context.inode, shared.token, u64::from(new), 0, std::process::id().into()];
+    let args =
+        [context.number, context.inode, shared.token, u64::from(new), granted, std::process::id().into()];
     shared.add(&space, &context);
     log::info!("process {}: opened context {}", peer.pid, context.number);
     connection.reply(0, args, &filter, &fds[..if new { 4 } else { 3 }])
+}
+
+/// Patches the peer's process.
+fn patch(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
+    let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
+    if !space.is_inline() {
+        return Err(Errno::EPERM);
+    }
+    // Tasks that share the memory and aren't threads of it can't be stopped; a vfork child's parent is one.
+    let parent = task::parent_of(peer.pid).unwrap_or(0);
+    let shares = ummunotify_sys::process::same_address_space(peer.pid, parent).unwrap_or(false);
+    if space.pid != peer.pid || space.many_tasks() || shares {
+        log::info!("process {}: not patched, others share its memory", peer.pid);
+        return Err(Errno::EBUSY);
+    }
+    let alone = std::fs::read_dir(format!("/proc/{}/task", peer.pid)).is_ok_and(|tasks| tasks.count() == 1);
+    let start = std::time::Instant::now();
+    let sites = crate::patch::patch(peer.pid, asked.args[0], alone).map_err(|e| {
+        log::info!("process {}: not patched: {e}", peer.pid);
+        errno_of(&e)
+    })?;
+    log::info!("process {}: {sites} sites patched in {:.1?}", peer.pid, start.elapsed());
+    connection.reply(0, [0; 6], &[], &[])
 }
 
 fn listener(shared: &Shared, connection: &Connection, asked: Asked) -> nix::Result<()> {
@@ -168,10 +212,27 @@ fn closed(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -
             peer.pid,
             left.len()
         );
-        settle::follow(peer.pid, left);
-        space.invalidate_all(ummunotify_engine::Reason::LateThread);
+        follow(peer.pid, space, left);
     }
     Ok(())
+}
+
+/// Invalidates everything once the threads that were late have come out: apart from this connection, whose client
+/// may ask for more at once.
+fn follow(pid: u32, space: Arc<Space>, left: Vec<u32>) {
+    let late = Arc::new((space, left));
+    let follow = move |late: &(Arc<Space>, Vec<u32>)| {
+        settle::follow(pid, late.1.clone());
+        late.0.invalidate_all(ummunotify_engine::Reason::LateThread);
+    };
+    let theirs = Arc::clone(&late);
+    let started = std::thread::Builder::new()
+        .name("follow".into())
+        .stack_size(256 * 1024)
+        .spawn(move || follow(&theirs));
+    if started.is_err() {
+        follow(&late);
+    }
 }
 
 /// Tells a holder what it holds; the opener also gets back what it needs to use the arena itself.

@@ -20,7 +20,7 @@ use nix::sys::memfd::MFdFlags;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
-use ummunotify_engine::{ARENA_BYTES, Engine, Reason, Recorded};
+use ummunotify_engine::{ARENA_BYTES, Engine, Reason, Recorded, Recorder as Hand};
 
 use super::recorder::{Recorder, Watch};
 use super::sleepers::{GoOn, Ring, Sleeper, Sleepers, Slept};
@@ -164,6 +164,8 @@ impl Context {
     }
 
     fn write_byte(&self) {
+        // Before the byte: whoever takes bytes out takes the note back first.
+        self.engine.rung();
         // EAGAIN: the pipe is full, so the descriptor is readable and every sleeper was woken. EPIPE: nobody
         // holds the descriptor any more. Neither is an error.
         let _ = nix::unistd::write(&self.bell, &[1]);
@@ -234,6 +236,7 @@ impl Context {
     /// Takes every byte out of the pipe, for a reader that can't do it itself: through a passing second read
     /// end, since a permanent one would hide that the clients have closed theirs.
     fn drain(&self) {
+        self.engine.hush();
         let end = nix::fcntl::open(
             format!("/proc/self/fd/{}", self.bell.as_raw_fd()).as_str(),
             OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC,
@@ -246,6 +249,12 @@ impl Context {
             }
             Err(e) => super::log::debug!("context {}: drain: {e}", self.number),
         }
+    }
+
+    /// Nobody has a descriptor or the counter any more: tells the opener, whose threads may still look at the arena. A
+    /// read that slept when the last descriptor was closed still finds its records there.
+    pub fn retire(&self) {
+        self.engine.set_recorder(Hand::Nobody);
     }
 
     /// The bell, for polling.

@@ -314,9 +314,14 @@ impl MainLoop {
         let Some((space, context)) = self.contexts.get(&number) else { return };
         // The process may have ended since it was seen, and its end been handled before this message.
         let at = at.filter(|_| space.process_alive());
+        let before = context.lingering();
         context.set_lingering(at);
+        space.tell_recorders();
         if at.is_none() {
             self.free(number);
+        } else if before.is_none() && space.is_inline() {
+            // The process's own threads, whose calls weren't trapped until now, may have unmapped it meanwhile.
+            self.recheck = Some(Instant::now() + Duration::from_millis(10));
         }
     }
 
@@ -333,6 +338,9 @@ impl MainLoop {
             ));
         }
         log::info!("context {number} of process {} is closed", space.pid);
+        if space.is_inline() {
+            context.retire();
+        }
         self.shared.remove(number);
     }
 
@@ -447,6 +455,13 @@ impl MainLoop {
             }
             return;
         }
+        if let Decoded::Ring { inode } = decoded {
+            self.ring(call.tid, inode);
+            if let Err(e) = listener.answer(call.id, 0) {
+                log::warning!("task {}: can't answer its ring: {e}", call.tid);
+            }
+            return;
+        }
         if let Decoded::Fork(_) = decoded {
             // Numbers of threads that have ended may come back as the child's.
             self.members.clear();
@@ -471,7 +486,28 @@ impl MainLoop {
             (Decoded::Operation(operation) | Decoded::Fork(operation), Home::Perhaps(spaces)) => {
                 self.operation(call, spaces, true, operation);
             }
-            (_, Home::Elsewhere) | (Decoded::Ignore | Decoded::Hello { .. }, _) => self.proceed(call.id),
+            (_, Home::Elsewhere) | (Decoded::Ignore | Decoded::Hello { .. } | Decoded::Ring { .. }, _) => {
+                self.proceed(call.id);
+            }
+        }
+    }
+
+    /// A thread of an opener has recorded a hit: the descriptor must become readable. Anybody may say so of a
+    /// context of their own address space.
+    fn ring(&mut self, tid: u32, inode: u64) {
+        let spaces = match self.home(tid) {
+            Home::Space(space) => vec![space],
+            Home::Perhaps(spaces) => spaces,
+            Home::Elsewhere => return,
+        };
+        for space in spaces {
+            space.any(|context| {
+                let named = context.inode == inode;
+                if named {
+                    context.ring();
+                }
+                named
+            });
         }
     }
 

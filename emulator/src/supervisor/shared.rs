@@ -40,6 +40,8 @@ pub struct Shared {
     pub token: u64,
     /// The numbers of the device's descriptors in programs without a shim, if the filter serves such.
     pub device: Option<Band>,
+    /// The gate that the filter lets through, decided with the filter.
+    pub gate: OnceLock<Option<u64>>,
     /// The one listener, once there is one.
     pub listener: Arc<OnceLock<Listener>>,
     /// What this kernel does where kernels differ.
@@ -72,6 +74,7 @@ impl Shared {
             // Positive, so that it can be the result of a system call. See `wire::serves_static`.
             token: (ummunotify_sys::process::random_u64()? >> 2).max(2) & !1 | u64::from(device.is_some()),
             device,
+            gate: OnceLock::new(),
             listener: Arc::new(OnceLock::new()),
             kernel: KernelTraits::probe(),
             spaces: Mutex::new(Vec::new()),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use crossbeam_channel::Sender;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
-use ummunotify_engine::Reason;
+use ummunotify_engine::{Reason, Recorder};
 
 use super::context::{Context, FileName, lock, sealed_memfd};
 use super::sleepers::GoOn;
@@ -32,6 +32,8 @@ pub struct Space {
     executing: AtomicU32,
     /// Another task than the threads of `pid` shares the space.
     many_tasks: AtomicBool,
+    /// The process's own threads may record, by the gate that our filter lets through.
+    inline: AtomicBool,
     /// End of the heap as a mapping table showed it; `u64::MAX` while unknown.
     heap_end: AtomicU64,
     /// Largest argument of a trapped brk.
@@ -56,6 +58,7 @@ impl Space {
             gone: AtomicBool::new(false),
             executing: AtomicU32::new(0),
             many_tasks: AtomicBool::new(false),
+            inline: AtomicBool::new(false),
             heap_end: AtomicU64::new(u64::MAX),
             heap_asked: AtomicU64::new(0),
             jobs,
@@ -96,11 +99,36 @@ impl Space {
     /// Adds a context.
     pub fn add(&self, context: Arc<Context>) {
         lock(&self.contexts).push(context);
+        self.tell_recorders();
     }
 
     /// Forgets a context.
     pub fn remove(&self, number: u64) {
         lock(&self.contexts).retain(|c| c.number != number);
+        self.tell_recorders();
+    }
+
+    /// The process's threads may record, those contexts that they list.
+    pub fn set_inline(&self) {
+        self.inline.store(true, Ordering::Release);
+        self.tell_recorders();
+    }
+
+    /// See [`Self::set_inline`].
+    pub fn is_inline(&self) -> bool {
+        self.inline.load(Ordering::Acquire)
+    }
+
+    /// Says in every arena who records and how many contexts there are. While a context is there whose descriptors
+    /// are closed, the traps must see where its counter is unmapped.
+    pub fn tell_recorders(&self) {
+        let contexts = lock(&self.contexts);
+        let lingers = contexts.iter().any(|c| c.lingering().is_some());
+        let recorder = if self.is_inline() && !lingers { Recorder::Opener } else { Recorder::Traps };
+        for context in contexts.iter() {
+            context.engine.set_siblings(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
+            context.engine.set_recorder(recorder);
+        }
     }
 
     /// Calls `f` on each open context until it says true; the answer is whether one did.

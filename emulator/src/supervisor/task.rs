@@ -33,6 +33,11 @@ pub fn process_of(tid: u32) -> Option<u32> {
     status_field(tid, "Tgid:")
 }
 
+/// The parent of a process.
+pub fn parent_of(pid: u32) -> Option<u32> {
+    status_field(pid, "PPid:")
+}
+
 /// Whether the task has ended and waits to be reaped, or for the other threads of its process.
 pub fn is_zombie(tid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{tid}/status"))

@@ -10,6 +10,8 @@ pub mod bpf;
 pub mod device;
 pub mod effect;
 pub mod filter;
+#[cfg(test)]
+mod inline_agrees;
 pub mod operation;
 pub mod policy;
 

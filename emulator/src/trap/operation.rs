@@ -52,6 +52,11 @@ pub enum Decoded {
         /// The wire version that it speaks.
         version: u64,
     },
+    /// A thread of an opener has recorded a hit and wants the descriptor to become readable.
+    Ring {
+        /// Of the context's pipe.
+        inode: u64,
+    },
     /// The caller is about to run another program.
     Exec,
     /// A task with an address space of its own, or (clone3, whose flags lie in memory) perhaps a thread. The
@@ -248,7 +253,10 @@ impl Decoded {
                 _ => return Self::Ignore,
             },
             nr::PRCTL if a[0] as u32 == ummunotify_abi::wire::HELLO_PRCTL as u32 => {
-                return Self::Hello { version: a[1] };
+                return match a[1] {
+                    ummunotify_abi::wire::RING_PRCTL => Self::Ring { inode: a[2] },
+                    version => Self::Hello { version },
+                };
             }
             _ => return Self::Ignore,
         })

@@ -5,6 +5,7 @@
 
 pub mod device;
 pub mod futex;
+pub mod halt;
 pub mod notify;
 pub mod process;
 pub mod ptrace;

@@ -192,5 +192,8 @@ TEST_EMULATED(emulated_closed_contexts_leave_no_mapping)
         close(fd);
     }
     int after = mappings();
-    check(after <= before + 1, "mappings", "no more than before", "%d instead of %d", after, before);
+    /* With the inline layer up to 64 contexts stay mapped (two mappings each) for others to be mapped over. */
+    const char *layers = getenv("UMMUNOTIFY_TRAP");
+    int kept = layers && strstr(layers, "inline") ? 2 * 64 : 1;
+    check(after <= before + kept, "mappings", "no more than before", "%d instead of %d", after, before);
 }

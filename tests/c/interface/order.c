@@ -311,7 +311,7 @@ TEST_SLOW(departure_3_a_million_regions, 300)
     is("close", close(fd), 0);
 }
 
-TEST(departure_3_one_invalidation_hits_many)
+TEST_SLOW(departure_3_one_invalidation_hits_many, 60)
 {
     enum { N = 20000 };
     int fd = device();

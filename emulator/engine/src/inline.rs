@@ -1,0 +1,87 @@
+//! What it takes that the opener's own threads record, without a trap.
+//!
+//! They may only if they know every context of their address space, and while the supervisor, which counts the
+//! contexts, agrees: else a call that isn't trapped would be missed by the others. Who records must also see to it
+//! that the descriptor becomes readable. The opener has no way to write into its pipe; it asks the supervisor,
+//! unless a byte lies there already and nobody waits for each hit.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use core::sync::atomic::fence;
+
+use ummunotify_abi::PageRange;
+use ummunotify_abi::arena::{NOBODY_RECORDS, OPENER_RECORDS, TRAPS_RECORD};
+
+use crate::lookup::exists;
+use crate::{Begin, Engine};
+
+/// Who records what the opener's threads do.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recorder {
+    /// The traps: each call is to be made where it is trapped.
+    Traps = TRAPS_RECORD,
+    /// The opener's threads themselves, where they can.
+    Opener = OPENER_RECORDS,
+    /// Nobody: the context is over.
+    Nobody = NOBODY_RECORDS,
+}
+
+impl Engine {
+    /// True if the opener's threads may record, provided that they know `known` contexts.
+    #[inline(always)]
+    pub fn opener_records(&self, known: u32) -> bool {
+        let header = self.arena.header();
+        header.recorder.load(Acquire) == OPENER_RECORDS && header.siblings.load(Acquire) == known
+    }
+
+    /// True once the context's descriptors and counter mappings are gone.
+    pub fn is_over(&self) -> bool {
+        self.arena.header().recorder.load(Acquire) == NOBODY_RECORDS
+    }
+
+    /// Says who records.
+    pub fn set_recorder(&self, recorder: Recorder) {
+        self.arena.header().recorder.store(recorder as u32, SeqCst);
+    }
+
+    /// Says how many contexts the opener's address space has.
+    pub fn set_siblings(&self, contexts: u32) {
+        self.arena.header().siblings.store(contexts, SeqCst);
+    }
+
+    /// As [`Engine::may_hit`]; `None` if it can't be said now. Uses no vector register.
+    #[inline(always)]
+    pub fn hits(&self, range: PageRange) -> Option<bool> {
+        exists(&self.arena, range).ok()
+    }
+
+    /// True if nothing was registered or dequeued since `begin`: [`Engine::end`] would find nothing.
+    #[inline(always)]
+    pub fn unmoved(&self, begin: Begin) -> bool {
+        self.arena.header().epoch.load(Acquire) == begin.epoch
+    }
+
+    /// Notes that a byte was written into the device's pipe, or found that there is no room for more.
+    pub fn rung(&self) {
+        self.arena.header().rung.store(1, SeqCst);
+    }
+
+    /// Notes that bytes are about to be taken out of the pipe. Whoever takes looks at [`Engine::is_readable`]
+    /// afterwards: a recorder that still found the note has moved the counter before.
+    pub fn hush(&self) {
+        self.arena.header().rung.store(0, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// Somebody waits for each hit from now on.
+    pub fn arm(&self) {
+        self.arena.header().armed.store(1, SeqCst);
+    }
+
+    /// True if a byte must be written for the hit that was just recorded.
+    pub fn wants_bell(&self) -> bool {
+        fence(SeqCst);
+        let header = self.arena.header();
+        header.rung.load(SeqCst) == 0 || header.armed.load(Relaxed) != 0
+    }
+}

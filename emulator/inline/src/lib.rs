@@ -1,0 +1,158 @@
+//! The inline layer's view of a system call: what it may touch, from its registers alone.
+//!
+//! A call at a patched site is first looked at here, in the process that makes it. Only what is plain is decided:
+//! a call that isn't watched goes on as it is, one that touches at most two known ranges may be made without a trap
+//! if no region lies there, and everything else is left to the traps. The ranges are never narrower than those that
+//! the supervisor computes; the tests of the emulator hold the two against each other.
+//!
+//! The shim runs this where vector registers hold the application's values: no arrays are copied here.
+#![no_std]
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+use ummunotify_abi::PageRange;
+use ummunotify_abi::range::PAGE_SIZE;
+
+/// Where the shim's image lies, so that its gate has the same address in every process of a tree. Free in the usual
+/// layouts of x86-64 Linux, those of the sanitizers included.
+pub const IMAGE_BASE: u64 = 0x7000_0000_0000;
+/// Bytes from [`IMAGE_BASE`] in which the gate may lie.
+pub const IMAGE_SPAN: u64 = 1 << 24;
+
+/// Numbers of the calls whose sites are patched, x86-64.
+pub mod nr {
+    /// mmap.
+    pub const MMAP: u32 = 9;
+    /// mprotect.
+    pub const MPROTECT: u32 = 10;
+    /// munmap.
+    pub const MUNMAP: u32 = 11;
+    /// mremap.
+    pub const MREMAP: u32 = 25;
+    /// madvise.
+    pub const MADVISE: u32 = 28;
+    /// pkey_mprotect.
+    pub const PKEY_MPROTECT: u32 = 329;
+}
+
+/// All of [`nr`]. Not brk: where the heap ends is the supervisor's to know. Never clone, fork and exec.
+pub const NUMBERS: [u32; 6] =
+    [nr::MMAP, nr::MPROTECT, nr::MUNMAP, nr::MREMAP, nr::MADVISE, nr::PKEY_MPROTECT];
+
+/// What becomes of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Plan {
+    /// It isn't watched: the filter lets it through wherever it is made.
+    Pass,
+    /// It isn't plain, or can only fail: let it be trapped.
+    Trap,
+    /// It touches nothing outside these two ranges; the second may be empty.
+    Within(PageRange, PageRange),
+}
+
+/// No range.
+pub const NOWHERE: PageRange = PageRange::new(0, 0);
+
+const MAP_FIXED: u64 = 0x10;
+const MAP_ANONYMOUS: u64 = 0x20;
+const MAP_HUGETLB: u64 = 0x4_0000;
+const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
+const MREMAP_MAYMOVE: u64 = 1;
+const MREMAP_FIXED: u64 = 2;
+const MREMAP_DONTUNMAP: u64 = 4;
+/// Read, write, execute, and PROT_SEM, which is never used.
+const PROT_KNOWN: u64 = 0xf;
+const MADV_DONTNEED: u32 = 4;
+const MADV_FREE: u32 = 8;
+const MADV_DONTNEED_LOCKED: u32 = 24;
+const HUGE_2M: u64 = 2 << 20;
+const HUGE_1G: u64 = 1 << 30;
+/// Where user addresses end at the most (five-level page tables).
+const ADDRESS_END: u64 = (1 << 56) - PAGE_SIZE;
+
+/// What the call of that number with these arguments may touch.
+#[inline(always)]
+pub fn plan(number: u32, a: &[u64; 6]) -> Plan {
+    match number {
+        nr::MUNMAP => within(pages(untagged(a[0]), a[1])),
+        nr::MMAP => {
+            let flags = a[3];
+            if flags & MAP_FIXED == 0 || flags & MAP_FIXED_NOREPLACE != 0 {
+                return Plan::Pass;
+            }
+            // What a file's mapping is rounded up to isn't known here.
+            let plain = flags & MAP_ANONYMOUS != 0 && flags & MAP_HUGETLB == 0;
+            within(if plain { pages(a[0], a[1]) } else { huge_pages(a[0], a[1]) })
+        }
+        nr::MPROTECT | nr::PKEY_MPROTECT if a[2] & !PROT_KNOWN == 0 => within(pages(untagged(a[0]), a[1])),
+        nr::MADVISE => match a[2] as u32 {
+            MADV_DONTNEED | MADV_FREE | MADV_DONTNEED_LOCKED => within(pages(untagged(a[0]), a[1])),
+            // REMOVE, UNMERGEABLE, PAGEOUT, COLLAPSE, HWPOISON, SOFT_OFFLINE, GUARD_INSTALL.
+            9 | 13 | 21 | 25 | 100..=102 => Plan::Trap,
+            _ => Plan::Pass,
+        },
+        nr::MREMAP => mremap(untagged(a[0]), a[1], a[2], a[3], a[4]),
+        _ => Plan::Trap,
+    }
+}
+
+#[inline(always)]
+fn mremap(start: u64, old: u64, new: u64, flags: u64, destination: u64) -> Plan {
+    let known = flags & !(MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP) == 0;
+    let (Some(source), Some(target)) = (huge_pages(start, old), huge_pages(start, new)) else {
+        return Plan::Trap;
+    };
+    if !known {
+        return Plan::Trap;
+    }
+    if flags & (MREMAP_FIXED | MREMAP_DONTUNMAP) != 0 {
+        let Some(destination) = huge_pages(destination, new) else { return Plan::Trap };
+        return if flags & MREMAP_FIXED != 0 {
+            Plan::Within(source, destination)
+        } else {
+            Plan::Within(source, NOWHERE)
+        };
+    }
+    if target.end < source.end {
+        // A shrink takes the tail. The lengths are rounded as one, so a large page's rest is in it.
+        let from = start.saturating_add(new.saturating_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1));
+        return Plan::Within(PageRange::new(from, source.end), NOWHERE);
+    }
+    Plan::Within(source, NOWHERE)
+}
+
+#[inline(always)]
+fn within(range: Option<PageRange>) -> Plan {
+    match range {
+        Some(range) => Plan::Within(range, NOWHERE),
+        None => Plan::Trap,
+    }
+}
+
+/// Whole pages that lie below the end of user addresses.
+#[inline(always)]
+fn pages(start: u64, len: u64) -> Option<PageRange> {
+    let range = PageRange::pages(start, len)?;
+    if range.end <= ADDRESS_END { Some(range) } else { None }
+}
+
+/// The same, rounded up to the large page that `start` may be the first byte of.
+#[inline(always)]
+fn huge_pages(start: u64, len: u64) -> Option<PageRange> {
+    let range = pages(start, len)?;
+    let unit = if start.is_multiple_of(HUGE_1G) {
+        HUGE_1G
+    } else if start.is_multiple_of(HUGE_2M) {
+        HUGE_2M
+    } else {
+        PAGE_SIZE
+    };
+    let len = (range.end - range.start + (unit - 1)) & !(unit - 1);
+    Some(PageRange::new(start, start + len))
+}
+
+/// An address without the tag that Linear Address Masking allows.
+#[inline(always)]
+fn untagged(address: u64) -> u64 {
+    if address >> 63 == 0 { address & ((1 << 57) - 1) } else { address }
+}

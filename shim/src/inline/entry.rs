@@ -1,0 +1,220 @@
+//! Where patched sites arrive, and the gate.
+//!
+//! A stub comes with the call's number in eax and the address behind the site's `syscall` in r11; all other
+//! registers are the application's, but for rcx, which the call would overwrite as it overwrites rax and r11. The
+//! stack below rsp may be the site's red zone. Unwinders see a frame that was called by the site.
+
+use core::arch::{asm, global_asm};
+
+use super::{COMPONENTS, VECTORS, fast, slow};
+use crate::owner::PAGE;
+use crate::sys;
+
+/// Bytes of the room for [`fast::Frame`].
+pub const FRAME: usize = 192;
+
+unsafe extern "C" {
+    fn ummunotify_inline_entry();
+    fn ummunotify_inline_gate();
+}
+
+/// Where stubs jump to.
+pub fn address() -> u64 {
+    ummunotify_inline_entry as *const () as u64
+}
+
+/// The return address of the gate's `syscall`.
+pub fn gate() -> u64 {
+    ummunotify_inline_gate as *const () as u64
+}
+
+/// Makes a call as a patched site does: this is one.
+///
+/// # Safety
+/// Whatever the call demands of its arguments.
+pub unsafe fn call(number: i64, args: [usize; 6]) -> isize {
+    let result: isize;
+    let [a, b, c, d, e, f] = args;
+    if PAGE.list.count() == 0 {
+        // It would be trapped anyway; and whether the processor fits was asked before anything was listed.
+        // SAFETY: passed on to the caller.
+        return unsafe { sys::call(number, a, b, c, d, e, f) };
+    }
+    // SAFETY: the entry comes back behind the instruction, or to it, with all registers but rax, rcx and r11.
+    unsafe {
+        asm!(
+            "lea r11, [rip + 2f]",
+            "jmp {entry}",
+            "syscall",
+            "2:",
+            entry = sym ummunotify_inline_entry,
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    result
+}
+
+global_asm!(
+    // Makes room for the vector registers below the frame and saves them there. XRSTOR wants a header of zeroes
+    // where XSAVE writes nothing.
+    ".macro ummunotify_save_vectors",
+    "lea rsp, [rsp - {vectors}]",
+    "xor eax, eax",
+    "mov [rsp + 512], rax",
+    "mov [rsp + 520], rax",
+    "mov [rsp + 528], rax",
+    "mov [rsp + 536], rax",
+    "mov [rsp + 544], rax",
+    "mov [rsp + 552], rax",
+    "mov [rsp + 560], rax",
+    "mov [rsp + 568], rax",
+    "mov eax, {components}",
+    "xor edx, edx",
+    "xsave64 [rsp]",
+    ".endm",
+    ".macro ummunotify_restore_vectors",
+    "mov eax, {components}",
+    "xor edx, edx",
+    "xrstor64 [rsp]",
+    "add rsp, {vectors}",
+    ".endm",
+    ".pushsection .text.ummunotify_inline,\"ax\",@progbits",
+    ".p2align 12",
+    ".type ummunotify_inline_entry,@function",
+    "ummunotify_inline_entry:",
+    ".cfi_startproc simple",
+    ".cfi_def_cfa rsp, 0",
+    ".cfi_register rip, r11",
+    "endbr64",
+    // The red zone.
+    "lea rsp, [rsp - 128]",
+    ".cfi_def_cfa_offset 128",
+    "push r11",
+    ".cfi_def_cfa_offset 136",
+    ".cfi_offset rip, -136",
+    "push rbp",
+    ".cfi_def_cfa_offset 144",
+    ".cfi_offset rbp, -144",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    // The arithmetic flags; the number goes to rcx meanwhile.
+    "mov ecx, eax",
+    "lahf",
+    "seto al",
+    "push rax",
+    "lea rsp, [rsp - {frame}]",
+    "and rsp, -64",
+    "mov [rsp], rcx",
+    "mov [rsp + 8], rdi",
+    "mov [rsp + 16], rsi",
+    "mov [rsp + 24], rdx",
+    "mov [rsp + 32], r10",
+    "mov [rsp + 40], r8",
+    "mov [rsp + 48], r9",
+    "xor eax, eax",
+    "mov [rsp + 72], rax",
+    "mov [rsp + 80], rax",
+    "mov [rsp + 88], rax",
+    "mov rdi, rsp",
+    "call {begin}",
+    "2:",
+    "mov rdi, [rsp + 8]",
+    "mov rsi, [rsp + 16]",
+    "mov rdx, [rsp + 24]",
+    "mov r10, [rsp + 32]",
+    "mov r8, [rsp + 40]",
+    "mov r9, [rsp + 48]",
+    "cmp eax, 1",
+    "jb 6f",
+    "ja 5f",
+    // GATE.
+    "mov rax, [rsp]",
+    "syscall",
+    "ummunotify_inline_gate:",
+    "3:",
+    "mov [rsp + 56], rax",
+    "mov rdi, rsp",
+    "call {end}",
+    "test eax, eax",
+    "jnz 8f",
+    "4:",
+    "mov rdi, [rsp + 8]",
+    "mov rsi, [rsp + 16]",
+    "mov rdx, [rsp + 24]",
+    "mov r10, [rsp + 32]",
+    "mov r8, [rsp + 40]",
+    "mov r9, [rsp + 48]",
+    "mov rcx, [rsp + 56]",
+    "mov rax, [rbp - 8]",
+    "add al, 127",
+    "sahf",
+    "mov rax, rcx",
+    ".cfi_remember_state",
+    "mov rsp, rbp",
+    ".cfi_def_cfa rsp, 144",
+    "pop rbp",
+    ".cfi_def_cfa_offset 136",
+    ".cfi_same_value rbp",
+    "pop r11",
+    ".cfi_def_cfa_offset 128",
+    ".cfi_register rip, r11",
+    "lea rsp, [rsp + 128]",
+    ".cfi_def_cfa_offset 0",
+    "notrack jmp r11",
+    ".cfi_restore_state",
+    // TRAP, or SLOW.
+    "5:",
+    "cmp eax, 2",
+    "jne 7f",
+    "mov rax, [rsp]",
+    "syscall",
+    "jmp 3b",
+    // PASS: back to the site's own instruction.
+    "6:",
+    "mov rcx, [rsp]",
+    "mov rax, [rbp - 8]",
+    "add al, 127",
+    "sahf",
+    "mov eax, ecx",
+    ".cfi_remember_state",
+    "mov rsp, rbp",
+    ".cfi_def_cfa rsp, 144",
+    "pop rbp",
+    ".cfi_def_cfa_offset 136",
+    ".cfi_same_value rbp",
+    "pop r11",
+    ".cfi_def_cfa_offset 128",
+    ".cfi_register rip, r11",
+    "lea rsp, [rsp + 128]",
+    ".cfi_def_cfa_offset 0",
+    "lea r11, [r11 - 2]",
+    "notrack jmp r11",
+    ".cfi_restore_state",
+    // SLOW.
+    "7:",
+    "ummunotify_save_vectors",
+    "lea rdi, [rsp + {vectors}]",
+    "call {slow_begin}",
+    "mov [rsp + {vectors} + 64], eax",
+    "ummunotify_restore_vectors",
+    "mov eax, [rsp + 64]",
+    "jmp 2b",
+    "8:",
+    "ummunotify_save_vectors",
+    "lea rdi, [rsp + {vectors}]",
+    "call {slow_end}",
+    "ummunotify_restore_vectors",
+    "jmp 4b",
+    ".cfi_endproc",
+    ".size ummunotify_inline_entry, . - ummunotify_inline_entry",
+    ".popsection",
+    frame = const FRAME,
+    vectors = const VECTORS,
+    components = const COMPONENTS,
+    begin = sym fast::begin,
+    end = sym fast::end,
+    slow_begin = sym slow::begin,
+    slow_end = sym slow::end,
+);

@@ -1,0 +1,95 @@
+//! Calls that hit, and whatever else the fast path leaves. The application's vector registers are saved.
+
+use ummunotify_abi::PageRange;
+use ummunotify_engine::{Begin, Recorded};
+use ummunotify_inline::nr;
+
+use super::fast::{Frame, GATE, TRAP};
+use super::list::Entry;
+use super::ring;
+use crate::owner::PAGE;
+use crate::{context, sys};
+
+/// Decides how a call is made that [`super::fast::begin`] couldn't decide on.
+pub extern "C" fn begin(frame: &mut Frame) -> u32 {
+    let list = &PAGE.list;
+    if frame.count == 0 {
+        // A context says that it doesn't want our records. If that is because it is over, it goes off the list.
+        let over = |n| list.entry(n).and_then(Entry::engine).is_some_and(|engine| engine.is_over());
+        if (0..list.count()).any(over) {
+            let _blocked = sys::SignalsBlocked::new();
+            context::sweep();
+        }
+        return TRAP;
+    }
+    let range = frame.ranges[0];
+    let known = (0..frame.count as u32).filter_map(|n| Some((n, list.entry(n)?.engine()?)));
+    let ours = frame.number as u32 == nr::MUNMAP && list.records_munmap() && is_mapped(range);
+    let silent = ours && known.clone().all(|(_, engine)| !engine.wants_bell());
+    if !silent {
+        // Whoever is woken for the hit must find the call at its end: a handler of ours that reads the event would
+        // else look like a thread that raced with the call. And no handler may jump away before the byte is written.
+        block(frame);
+    }
+    if !ours {
+        return TRAP;
+    }
+    for (n, engine) in known {
+        if engine.record(range) != Recorded::Missed && engine.wants_bell() {
+            // Without `block`: bytes were taken out in between.
+            block(frame);
+            frame.ring |= 1 << n;
+        }
+    }
+    GATE
+}
+
+fn block(frame: &mut Frame) {
+    if frame.blocked == 0 {
+        frame.mask = sys::block_signals();
+        frame.blocked = 1;
+    }
+}
+
+/// True if every page of the range is mapped, so that munmap surely invalidates it. MS_ASYNC has nothing to do
+/// but to look (msync(2): ENOMEM for memory that isn't mapped); where it can't be had the trap finds out.
+fn is_mapped(range: PageRange) -> bool {
+    // SAFETY: no memory is read or written.
+    let result = unsafe {
+        sys::call(
+            libc::SYS_msync,
+            range.start as usize,
+            range.len() as usize,
+            libc::MS_ASYNC as usize,
+            0,
+            0,
+            0,
+        )
+    };
+    result == 0
+}
+
+/// Hits what was registered or dequeued while the call ran, and has the bytes written that are due.
+pub extern "C" fn end(frame: &mut Frame) {
+    block(frame);
+    let list = &PAGE.list;
+    // The contexts may be others than those that were looked at: then all their regions are hit.
+    let same = list.generation() == frame.generation;
+    for n in 0..list.count() {
+        let Some(entry) = list.entry(n) else { continue };
+        let begin = frame.begins.get(n as usize).filter(|_| same).copied().unwrap_or(Begin::EVER);
+        let due = !same || frame.ring >> (n % 64) & 1 == 1;
+        end_in(entry, begin, &frame.ranges, due);
+    }
+    sys::restore_signals(frame.mask);
+}
+
+fn end_in(entry: &Entry, begin: Begin, ranges: &[PageRange; 2], mut due: bool) {
+    let Some(engine) = entry.engine() else { return };
+    for range in ranges.iter().filter(|range| !range.is_empty()) {
+        due |= engine.end(begin, *range) != Recorded::Missed && engine.wants_bell();
+    }
+    if due {
+        ring(entry.inode());
+    }
+}

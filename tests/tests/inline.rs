@@ -1,0 +1,189 @@
+//! The inline layer: calls of libc are looked at in the process that makes them. What it reports is tested with the
+//! operations, the interface, the cases, the storm and the race; here is what it does to the process.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use ummunotify_tests::{Account, Client, Mode, Outcome, Stage, say, skip};
+
+const INLINE: &str = "inline,notify";
+
+/// First openings of the device under load; `UMMUNOTIFY_LOAD_ROUNDS` sets another number (a thousand for the long
+/// run).
+const LOADS: u32 = 8;
+
+fn client(name: &str) -> Client {
+    Client::program(&format!("inline-{name}"), &[&format!("inline/{name}.c")])
+}
+
+/// Runs a client of `tests/c/inline` in both modes, by the accounts in turn.
+fn run(name: &str) -> Vec<Outcome> {
+    let stage = Stage::new();
+    let client = stage.client(&client(name));
+    let ways = Account::available().into_iter().cycle().zip(Mode::EMULATED);
+    ways.map(|(account, mode)| {
+        let outcome = stage.program(mode, account, &client).layers(INLINE).run();
+        outcome.assert_success();
+        say(&format!("{name}: {mode:?} {account:?}: {}", outcome.stdout.trim_end().replace('\n', "; ")));
+        outcome
+    })
+    .collect()
+}
+
+/// Registers, flags, red zone, and the way of an unwinder at each instruction.
+#[test]
+fn a_patched_call_changes_more_than_the_call_does() {
+    for outcome in run("exact") {
+        assert!(outcome.stdout.contains(", 0 failures"), "{outcome}");
+    }
+}
+
+#[test]
+fn contexts_that_come_and_go_lose_invalidations() {
+    run("contexts");
+}
+
+/// What isn't trapped works without a supervisor, and is recorded; what is trapped fails then.
+#[test]
+fn a_call_of_libc_needs_the_supervisor() {
+    let stage = Stage::new();
+    let client = stage.client(&client("alone"));
+    for account in Account::available() {
+        let mut running = stage.program(Mode::Run, account, &client).layers(INLINE).spawn();
+        running.wait_for_line("ready");
+        let supervisors = stage.supervisors();
+        assert_eq!(supervisors.len(), 1, "{supervisors:?}");
+        kill(Pid::from_raw(supervisors[0]), Signal::SIGKILL).expect("the supervisor runs");
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !stage.supervisors().is_empty() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        running.write_line("go");
+        let outcome = running.finish();
+        outcome.assert_success();
+        for line in [
+            "madvise: ok",
+            "mprotect: ok",
+            "mmap fixed: ok",
+            "mremap: ok",
+            "munmap: ok",
+            "syscall(3): ok",
+            "free: ok",
+            "munmap of a region: ok",
+            "counted: 1",
+            "instruction: ENOSYS",
+        ] {
+            assert!(outcome.stdout.lines().any(|said| said == line), "expected `{line}`: {outcome}");
+        }
+    }
+}
+
+#[test]
+fn the_first_open_under_load_crashes_a_thread() {
+    let rounds = env::var("UMMUNOTIFY_LOAD_ROUNDS").map_or(LOADS, |text| text.parse().expect("a number"));
+    let stage = Stage::new();
+    let client = stage.client(&client("load"));
+    let ways: Vec<_> = Account::available().into_iter().zip(Mode::EMULATED).collect();
+    let mut patched = 0;
+    for (_, (account, mode)) in (0..rounds).zip(ways.iter().cycle()) {
+        let outcome = stage.program(*mode, *account, &client).layers(INLINE).run();
+        outcome.assert_success();
+        assert!(outcome.stdout.contains(" 0 wrong"), "{outcome}");
+        // On a machine that is busy with other things a thread may take too long to stop: that is said, and the
+        // calls stay trapped.
+        let is_patched = outcome.stdout.starts_with("patched");
+        assert!(is_patched || outcome.stderr.contains("the inline layer isn't used"), "{outcome}");
+        patched += u32::from(is_patched);
+    }
+    say(&format!("{patched} of {rounds} processes were patched under load"));
+    assert!(patched > 0, "no process was patched");
+}
+
+/// Under gcc's AddressSanitizer, whose own allocator and wrappers make the calls.
+#[test]
+fn a_sanitized_program_differs() {
+    let stage = Stage::new();
+    let sanitized = Client::program("inline-sanitized", &["inline/load.c"]).flag("-fsanitize=address");
+    let probe = Command::new("cc").arg("-print-file-name=libasan.so").output().expect("cc runs");
+    if !String::from_utf8_lossy(&probe.stdout).trim().starts_with('/') {
+        return skip("a program with AddressSanitizer", "this compiler has no libasan");
+    }
+    let client = stage.client(&sanitized);
+    for account in Account::available() {
+        // It wants to be the first library, and says so otherwise.
+        let program = stage.program(Mode::Run, account, &client).layers(INLINE);
+        let outcome = program.env("ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0").run();
+        outcome.assert_success();
+        assert!(outcome.stdout.contains(" 0 wrong"), "{outcome}");
+    }
+}
+
+/// UCX's memory hooks patch libc's functions themselves; it makes the calls by syscall(3).
+#[test]
+fn another_hooker_is_unheard_or_makes_us_deaf() {
+    let library = Path::new("/usr/lib/x86_64-linux-gnu/libucs.so.0");
+    if !library.exists() {
+        return skip("UCX's memory hooks", "it isn't installed (Debian package libucx0)");
+    }
+    let stage = Stage::new();
+    let client = stage.client(&client("hooker").link("-ldl"));
+    for (account, mode) in Account::available().into_iter().cycle().zip(Mode::EMULATED) {
+        for layers in ["notify", INLINE] {
+            for order in ["before", "after"] {
+                let program = stage.program(mode, account, &client).arg(library).arg(order);
+                let outcome = program.layers(layers).run();
+                outcome.assert_success();
+                say(&format!("UCX {order}, {layers}, {mode:?} {account:?}: {}", outcome.stdout.trim_end()));
+            }
+        }
+    }
+}
+
+/// What every call of libc pays: no vector register, which holds the application's values; no call that leaves the
+/// page; one page, for after an unmapping each costs a look into the page tables.
+#[test]
+fn the_fast_path_uses_what_is_not_its_own() {
+    let stage = Stage::new();
+    let listing = Command::new("objdump")
+        .args(["--disassemble", "--no-show-raw-insn", "--section=.text"])
+        .arg(stage.shim())
+        .output()
+        .expect("objdump, which comes with the compiler");
+    let listing = String::from_utf8(listing.stdout).expect("objdump writes text");
+    let mut functions: BTreeMap<String, Vec<(u64, String)>> = BTreeMap::new();
+    let mut name = None;
+    for line in listing.lines() {
+        if let Some((_, symbol)) = line.strip_suffix(">:").and_then(|line| line.split_once(" <")) {
+            let wanted = symbol.contains("6inline4fast");
+            name = match symbol {
+                "ummunotify_inline_gate" => name.clone(),
+                "ummunotify_inline_entry" => Some(symbol.to_owned()),
+                _ => wanted.then(|| symbol.to_owned()),
+            };
+        } else if let (Some(name), Some((at, code))) = (&name, line.split_once(':')) {
+            let at = u64::from_str_radix(at.trim(), 16).expect("an address");
+            functions.entry(name.clone()).or_default().push((at, code.trim().to_owned()));
+        }
+    }
+    assert_eq!(functions.len(), 3, "the entry, begin and end: {:?}", functions.keys());
+    let mut pages: Vec<u64> = functions.values().flatten().map(|(at, _)| at >> 12).collect();
+    pages.dedup();
+    assert_eq!(pages.len(), 1, "pages {pages:x?}");
+    for (name, code) in &functions {
+        for (at, instruction) in code {
+            let vector = ["xmm", "ymm", "zmm", "%mm", "%st"].iter().any(|part| instruction.contains(part));
+            assert!(!vector, "{name} at {at:#x}: {instruction}");
+            let leaves = instruction.starts_with("call") && !instruction.contains("6inline4");
+            assert!(!leaves, "{name} at {at:#x}: {instruction}");
+        }
+        if name != "ummunotify_inline_entry" {
+            assert!(code.iter().all(|(_, i)| !i.starts_with("call")), "{name} calls");
+        }
+    }
+    say(&format!("{} instructions in one page", functions.values().map(Vec::len).sum::<usize>()));
+}
