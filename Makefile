@@ -12,6 +12,8 @@ BUILD_PACKAGES := gcc libc6-dev
 TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils
 # Rounds of the address-reuse race in `make race`; `make test` runs a tenth.
 RACE_ROUNDS := 1000000
+# Rounds of the re-validation race in `make revalidate`; `make test` runs a hundredth.
+REVALIDATE_ROUNDS := 1000000
 # Random steps in `make differential`; `make conformance` takes 5,000.
 DIFFERENTIAL_STEPS := 100000
 # Moves between emulator and module in `make switch`; `make test` and `make conformance` take 100.
@@ -22,7 +24,7 @@ REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race conformance differential switch bench install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race revalidate conformance differential switch bench install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -33,6 +35,7 @@ help:
 	@echo 'make lint       formatting and clippy'
 	@echo 'make bench      what interception costs here, as ratios to native'
 	@echo 'make race       the address-reuse race, $(RACE_ROUNDS) rounds'
+	@echo 'make revalidate the re-validation race under the layer trace, $(REVALIDATE_ROUNDS) rounds'
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
 	@echo 'make switch        in a guest, $(SWITCHES) moves of a busy program between emulator and module'
@@ -144,6 +147,11 @@ lint: rust install-build-deps
 race: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- --nocapture
+
+revalidate: rust install-build-deps
+	cargo build --workspace --all-targets --release
+	UMMUNOTIFY_REVALIDATE_ROUNDS=$(REVALIDATE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- \
+	    --nocapture stays_stale_under_trace
 
 bench: rust install-build-deps
 	cargo build --release -p ummunotify -p ummunotify-benches

@@ -1,7 +1,7 @@
 //! What interception costs: each figure as a ratio to native, measured in turns.
 //!
-//! Two processes run this program: one native, one under `ummunotify run` with the device open. For each round
-//! the parent asks the one and then the other for a batch of one kind of work, so that drifts of the machine
+//! Two processes run this program: one native, one under `ummunotify run` with the device open, with one layer
+//! after the other. For each round the parent asks the one and then the other for a batch of one kind of work, so that drifts of the machine
 //! meet both; the medians over all rounds, their quotient and the spread are printed. The figures say nothing
 //! about another machine.
 
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use memmap2::MmapMut;
 use ummunotify::client::Notifier;
+use ummunotify::layer::LayerChoice;
 use ummunotify_abi::PageRange;
 
 /// Rounds; odd, so that a median is a measured value.
@@ -153,7 +154,7 @@ fn main() -> Result<()> {
             serve(Some(notifier))
         }
         Some(other) => anyhow::bail!("unknown argument {other}; start it without one"),
-        None => compare(),
+        None => [LayerChoice::Notify, LayerChoice::Trace].into_iter().try_for_each(compare),
     }
 }
 
@@ -172,18 +173,19 @@ fn serve(notifier: Option<Notifier>) -> Result<()> {
     Ok(())
 }
 
-fn compare() -> Result<()> {
+fn compare(layer: LayerChoice) -> Result<()> {
     let this = std::env::current_exe()?;
     let emulator: PathBuf = this.with_file_name("ummunotify");
     ensure!(emulator.exists(), "{} is missing; build the workspace first", emulator.display());
     let mut native = Command::new(&this);
     native.arg("--worker");
     let mut emulated = Command::new(&emulator);
-    emulated.args(["run", "--backend", "emulated", "--"]).arg(&this).arg("--device-worker");
+    emulated.args(["run", "--backend", "emulated", "--trap", layer.name(), "--"]);
+    emulated.arg(&this).arg("--device-worker");
     let mut native = Worker::start(native)?;
     let mut emulated = Worker::start(emulated)?;
 
-    println!("{ROUNDS} rounds in turns, medians, ns a repetition (least to most)");
+    println!("layer {layer}: {ROUNDS} rounds in turns, medians, ns a repetition (least to most)");
     for work in WORKS {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {

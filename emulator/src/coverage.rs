@@ -12,16 +12,19 @@ use core::fmt;
 pub enum Layer {
     /// A seccomp filter and a supervisor.
     Notify,
+    /// ptrace by the supervisor: it stops the same calls and reads them by the same code.
+    Trace,
 }
 
 impl Layer {
     /// Those that this version has.
-    pub const ALL: &[Self] = &[Self::Notify];
+    pub const ALL: &[Self] = &[Self::Notify, Self::Trace];
 
     /// The word that stands for it in `--trap`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Notify => "notify",
+            Self::Trace => "trace",
         }
     }
 
@@ -35,7 +38,7 @@ impl Layer {
             .map(|word| {
                 Self::ALL.iter().copied().find(|layer| layer.name() == word).ok_or_else(|| {
                     let names: Vec<_> = Self::ALL.iter().map(|layer| layer.name()).collect();
-                    format!("this version has the layer {}; not `{word}`", names.join(", "))
+                    format!("this version has the layers {}; not `{word}`", names.join(", "))
                 })
             })
             .collect()
@@ -90,7 +93,8 @@ pub struct Row {
     pub key: &'static str,
     /// The operation, as a person would name it.
     pub operation: &'static str,
-    /// The notify layer: a seccomp filter and a supervisor.
+    /// The notify layer: a seccomp filter and a supervisor. The trace layer (ptrace) sees the same: it stops the
+    /// same calls and reads them by the same code.
     pub notify: Sight,
     /// Why it isn't exact, or what the gap means; empty for exact rows.
     pub note: &'static str,
@@ -100,7 +104,7 @@ impl Row {
     /// How faithfully that layer reports it.
     pub const fn by(&self, layer: Layer) -> Sight {
         match layer {
-            Layer::Notify => self.notify,
+            Layer::Notify | Layer::Trace => self.notify,
         }
     }
 
@@ -261,6 +265,16 @@ pub const GAPS: &[Gap] = &[
         note: "the filter reaches threads only; open the device before such tasks are made",
     },
     Gap {
+        key: "foreign-listener",
+        what: "by trace, calls that another program's seccomp listener is asked about",
+        note: "SECCOMP_RET_USER_NOTIF outranks SECCOMP_RET_TRACE: the tracer isn't told; start the client without it",
+    },
+    Gap {
+        key: "untraced",
+        what: "by trace, tasks made with CLONE_UNTRACED",
+        note: "nobody traces them: under the filter their calls fail with ENOSYS, without one they go unseen",
+    },
+    Gap {
         key: "raw-open",
         what: "an open of the device by a raw system call instruction",
         note: "the shim replaces libc's functions, syscall(3) included; inline assembly goes past it",
@@ -298,7 +312,10 @@ mod tests {
     fn layers_are_read_by_name_and_see_what_their_best_sees() {
         assert_eq!(Layer::set("notify"), Ok(vec![Layer::Notify]));
         for layers in ["", "magic", "notify,magic", "notify,"] {
-            assert!(Layer::set(layers).is_err_and(|e| e.contains("has the layer notify")), "{layers}");
+            assert!(
+                Layer::set(layers).is_err_and(|e| e.contains("has the layers notify, trace")),
+                "{layers}"
+            );
         }
         let row = row("munmap").expect("it is in the table");
         assert_eq!(row.by_all(&[Layer::Notify]), Sight::Exact);

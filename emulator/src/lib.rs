@@ -2,6 +2,7 @@
 //!
 //! * [`client`]: the device as a registration cache uses it, on either backend
 //! * [`backend`]: the backends, and whether this host lets one work
+//! * [`layer`]: the layers that trap, and whether this host lets one work
 //! * [`coverage`]: what each layer sees and misses
 //! * [`shimfile`]: where the preloadable library is
 //! * [`trap`]: the filter, and what a trapped call does to mappings
@@ -16,6 +17,7 @@
 pub mod backend;
 pub mod client;
 pub mod coverage;
+pub mod layer;
 pub mod shimfile;
 pub mod supervisor;
 pub mod switch;

@@ -18,7 +18,7 @@ use crate::keeper::{self, Launch, STACK};
 use crate::log::{self, Part};
 use crate::owner::Opening;
 use crate::program::{self, Path};
-use crate::{environment, filter, sys, table};
+use crate::{environment, layer, sys, table};
 
 /// The token of the supervisor whose filter we are under; 0 if there is none.
 ///
@@ -44,6 +44,7 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
     let _opening = Opening::begin().map_err(|errno| explain("MADV_WIPEONFORK memory", errno))?;
     // SAFETY: `Opening` admits one thread at a time.
     let scratch = unsafe { &mut *SCRATCH.0.get() };
+    let trap = layer::chosen()?;
     let token = hello().map_err(|errno| match errno {
         libc::ENOSYS => {
             log::error(&[Part::Text(
@@ -73,7 +74,7 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
         connection.ask(Op::Open, ask, None, &mut scratch.reply).map_err(|errno| refused(errno, token))?;
     let opened = Opened::arrange(&mut answer, flags)?;
     if token == 0 {
-        enforce(&connection, scratch.reply.payload(&answer))?;
+        layer::enforce(trap, &connection, &answer, &mut scratch.reply)?;
     }
     table::activate();
     table::note(opened.device.get(), &opened.ticket);
@@ -129,22 +130,6 @@ fn mark_space(marker: &Owned) -> Result<(), c_int> {
     }
     sys::madvise(at as usize, 4096, libc::MADV_DONTFORK);
     sys::madvise(at as usize, 4096, libc::MADV_DONTDUMP);
-    Ok(())
-}
-
-/// Installs the filter and hands the listener over. From the first step on, trapped calls of other threads wait
-/// until the supervisor answers; we make none.
-fn enforce(connection: &Connection, program: &[u8]) -> Result<(), c_int> {
-    let listener = filter::install(program)?;
-    let mut buffer = Buffer::<0>::new();
-    let lost = |errno| match errno {
-        libc::ECONNRESET => explain("the supervisor, which ended while it took over,", libc::EIO),
-        errno => explain("handing the filter over to the supervisor", errno),
-    };
-    connection.ask(Op::Listener, [0; 6], Some(listener.get()), &mut buffer).map_err(lost)?;
-    // As long as we hold a copy, the death of the supervisor would hang every trapped call.
-    drop(listener);
-    connection.ask(Op::Closed, [0; 6], None, &mut buffer).map_err(lost)?;
     Ok(())
 }
 

@@ -32,6 +32,29 @@ pub fn backend() -> Backend {
     }
 }
 
+/// Which layer traps the calls of a process that opens the emulated device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Trap {
+    /// Notify if it can be had, else trace.
+    Auto,
+    /// A seccomp filter with a listener.
+    Notify,
+    /// ptrace.
+    Trace,
+    /// The variable names none of these: open fails.
+    Unknown(&'static [u8]),
+}
+
+/// [`config::ENV_TRAP`].
+pub fn trap() -> Trap {
+    match get(config::ENV_TRAP) {
+        None | Some(b"auto" | b"") => Trap::Auto,
+        Some(b"notify") => Trap::Notify,
+        Some(b"trace") => Trap::Trace,
+        Some(other) => Trap::Unknown(other),
+    }
+}
+
 /// The value of a variable. Nothing in a program that runs with more rights than its caller (AT_SECURE): one of
 /// the variables names a program to execute.
 pub fn get(name: &str) -> Option<&'static [u8]> {

@@ -31,6 +31,7 @@ mod hooks_path;
 mod hooks_syscall;
 mod host;
 mod keeper;
+mod layer;
 mod log;
 mod memory;
 mod owner;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::time::Duration;
+use ummunotify_abi::config::ENV_TRAP;
 use ummunotify_tests::{Account, Client, Mode, Stage, say, skip};
 
 /// The suite is one program; it is also the other programs that its tests execute.
@@ -44,10 +45,11 @@ const MILLION: &str = "departure_3_a_million_regions";
 
 /// Runs the suite with these arguments; fails with the failing lines and the functions that they belong to.
 /// Returns the number of checks that were made.
-fn run(mode: Mode, account: Account, args: &[&str]) -> usize {
+fn run(mode: Mode, account: Account, layer: &str, args: &[&str]) -> usize {
     let stage = Stage::new();
     let suite = stage.client(&suite());
-    let outcome = stage.program(mode, account, &suite).args(args).limit(Duration::from_secs(240)).run();
+    let program = stage.program(mode, account, &suite).env(ENV_TRAP, layer).args(args);
+    let outcome = program.limit(Duration::from_secs(240)).run();
     let failures: Vec<&str> = outcome.stdout.lines().filter(|line| line.starts_with("FAIL ")).collect();
     let checks = outcome.stdout.lines().filter(|line| line.starts_with("ok ")).count();
     for line in outcome.stdout.lines().filter_map(|line| line.strip_prefix("skip ")) {
@@ -58,54 +60,64 @@ fn run(mode: Mode, account: Account, args: &[&str]) -> usize {
     let rules: BTreeSet<&str> = failures.iter().filter_map(|line| line[5..].split('.').next()).collect();
     assert!(
         failures.is_empty(),
-        "{mode:?}, {account:?}: {} checks failed in {rules:?}:\n{}\nstderr:\n{}",
+        "{layer}, {mode:?}, {account:?}: {} checks failed in {rules:?}:\n{}\nstderr:\n{}",
         failures.len(),
         failures.join("\n"),
         outcome.stderr
     );
     outcome.assert_success();
     let total = outcome.stdout.lines().last().unwrap_or_default();
-    say(&format!("interface, {mode:?}, {account:?}: {total} in {:.1?}", outcome.elapsed));
+    say(&format!("interface, {layer}, {mode:?}, {account:?}: {total} in {:.1?}", outcome.elapsed));
     checks
 }
 
-fn run_all(mode: Mode, account: Account) {
+fn run_all(mode: Mode, account: Account, layer: &str) {
     if account == Account::Root && !Account::is_superuser() {
         skip("the interface suite as root", "the tests run without privileges");
         return;
     }
-    let checks = run(mode, account, &["--emulated", "--without", MILLION]);
+    let checks = run(mode, account, layer, &["--emulated", "--without", MILLION]);
     assert!(checks >= LEAST_CHECKS, "only {checks} checks were made");
 }
 
 #[test]
 fn interface_holds_under_run_for_root() {
-    run_all(Mode::Run, Account::Root);
+    run_all(Mode::Run, Account::Root, "notify");
 }
 
 #[test]
 fn interface_holds_under_run_for_an_ordinary_user() {
-    run_all(Mode::Run, Account::Ordinary);
+    run_all(Mode::Run, Account::Ordinary, "notify");
 }
 
 #[test]
 fn interface_holds_under_preload_for_root() {
-    run_all(Mode::Preload, Account::Root);
+    run_all(Mode::Preload, Account::Root, "notify");
 }
 
 #[test]
 fn interface_holds_under_preload_for_an_ordinary_user() {
-    run_all(Mode::Preload, Account::Ordinary);
+    run_all(Mode::Preload, Account::Ordinary, "notify");
+}
+
+#[test]
+fn interface_holds_by_trace_under_run_for_an_ordinary_user() {
+    run_all(Mode::Run, Account::Ordinary, "trace");
+}
+
+#[test]
+fn interface_holds_by_trace_under_preload_for_root() {
+    run_all(Mode::Preload, Account::Root, "trace");
 }
 
 #[test]
 fn a_million_regions_are_held_under_run() {
-    assert!(run(Mode::Run, Account::Ordinary, &[MILLION]) >= 12);
+    assert!(run(Mode::Run, Account::Ordinary, "notify", &[MILLION]) >= 12);
 }
 
 #[test]
 fn a_million_regions_are_held_under_preload() {
-    assert!(run(Mode::Preload, Account::Ordinary, &[MILLION]) >= 12);
+    assert!(run(Mode::Preload, Account::Ordinary, "notify", &[MILLION]) >= 12);
 }
 
 /// A program without the device sees the failure that a host without the module gives: the suite can fail.

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use ummunotify_abi::config::ENV_TRAP;
 use ummunotify_tests::{Account, Client, Mode, Outcome, Program, Stage, say, skip};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -23,6 +24,8 @@ struct Comparison<'a> {
     /// Preloaded behind the activator.
     preload: Option<PathBuf>,
     env: Vec<(&'static str, &'static str)>,
+    /// Modes and layers to compare with.
+    ways: Vec<(Mode, &'static str)>,
     /// Made by the program in the work folder: compared as well, and removed between runs.
     files: Vec<&'static str>,
     /// What differs from run to run natively, such as process numbers, is taken out of the output.
@@ -37,12 +40,19 @@ impl<'a> Comparison<'a> {
             args: args.iter().map(|arg| (*arg).to_owned()).collect(),
             preload: None,
             env: Vec::new(),
+            ways: vec![(Mode::Run, "notify"), (Mode::Preload, "notify")],
             files: Vec::new(),
             normalise: str::to_owned,
         }
     }
 
-    fn program(&self, mode: Mode, account: Account) -> Program<'_> {
+    /// Compares with the trace layer, too.
+    fn traced(mut self) -> Self {
+        self.ways.push((Mode::Run, "trace"));
+        self
+    }
+
+    fn program(&self, mode: Mode, account: Account, layer: &str) -> Program<'_> {
         let activator = self.stage.client(&Client::library("activator", &["programs/activator.c"]));
         let device = if mode == Mode::Native { NO_DEVICE } else { DEVICE };
         let mut program = self
@@ -53,6 +63,7 @@ impl<'a> Comparison<'a> {
             .env("ACTIVATOR_PATH", device)
             .env("ACTIVATOR_LOG", self.log())
             .env("LC_ALL", "C")
+            .env(ENV_TRAP, layer)
             .limit(LIMIT);
         if let Some(library) = &self.preload {
             program = program.preload(library);
@@ -68,8 +79,8 @@ impl<'a> Comparison<'a> {
     }
 
     /// One run: how it ended, the files it made, and how many processes opened what they had to open.
-    fn run(&self, mode: Mode, account: Account) -> (Outcome, Vec<Vec<u8>>, usize) {
-        let outcome = self.program(mode, account).run();
+    fn run(&self, mode: Mode, account: Account, layer: &str) -> (Outcome, Vec<Vec<u8>>, usize) {
+        let outcome = self.program(mode, account, layer).run();
         let files = self.files.iter().map(|name| {
             let path = self.stage.work().join(name);
             let content = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}: {outcome}", path.display()));
@@ -85,11 +96,11 @@ impl<'a> Comparison<'a> {
 
     /// Runs natively and in both emulated modes, and insists that they can't be told apart.
     fn check(&self, account: Account) -> Outcome {
-        let (native, native_files, native_opens) = self.run(Mode::Native, account);
+        let (native, native_files, native_opens) = self.run(Mode::Native, account, "");
         assert!(native_opens > 0, "the activator wasn't there: {native}");
         assert!(!native.timed_out, "{native}");
-        for mode in Mode::EMULATED {
-            let (emulated, files, opens) = self.run(mode, account);
+        for &(mode, layer) in &self.ways {
+            let (emulated, files, opens) = self.run(mode, account, layer);
             assert!(!emulated.timed_out && !emulated.output_held, "{emulated}");
             assert!(opens > 0, "the device was never opened: {emulated}");
             assert_eq!(opens, native_opens, "not every process opened the device: {emulated}");
@@ -98,10 +109,10 @@ impl<'a> Comparison<'a> {
             assert_eq!(normalise(&emulated.stdout), normalise(&native.stdout), "{emulated}");
             assert_eq!(normalise(&emulated.stderr), normalise(&native.stderr), "{emulated}");
             for ((name, emulated), native) in self.files.iter().zip(&files).zip(&native_files) {
-                assert!(emulated == native, "{name} differs under {mode:?}");
+                assert!(emulated == native, "{name} differs under {layer} {mode:?}");
             }
             say(&format!(
-                "{}: {mode:?} {account:?}, {opens} processes with the device, {:.1?} (native {:.1?})",
+                "{}: {layer} {mode:?} {account:?}, {opens} processes with the device, {:.1?} (native {:.1?})",
                 self.program.display(),
                 emulated.elapsed,
                 native.elapsed
@@ -180,7 +191,7 @@ print("open from 100 on:", sum(int(fd) >= 100 for fd in os.listdir("/proc/self/f
 sys.exit(3)
 "#;
     fs::write(stage.work().join("arrays.py"), script).expect("the work folder takes a file");
-    let comparison = Comparison::new(&stage, python, &["arrays.py"]);
+    let comparison = Comparison::new(&stage, python, &["arrays.py"]).traced();
     for account in Account::available() {
         let native = comparison.check(account);
         assert_eq!(native.code(), Some(3), "{native}");
@@ -203,7 +214,8 @@ fn gcc_compiles_something_else() {
     }
     source += "printf(\"%d\\n\", s); return s & 63; }\n";
     fs::write(stage.work().join("program.c"), source).expect("the work folder takes a file");
-    let mut comparison = Comparison::new(&stage, gcc, &["-Wall", "-O2", "-o", "program", "program.c"]);
+    let mut comparison =
+        Comparison::new(&stage, gcc, &["-Wall", "-O2", "-o", "program", "program.c"]).traced();
     comparison.files = vec!["program"];
     for account in Account::available() {
         let native = comparison.check(account);
@@ -280,7 +292,7 @@ nosuchcommand; echo "missing $?"
 kill -9 $BASHPID
 "#;
     fs::write(stage.work().join("pipelines.sh"), script).expect("the work folder takes a file");
-    let mut comparison = Comparison::new(&stage, bash, &["pipelines.sh"]);
+    let mut comparison = Comparison::new(&stage, bash, &["pipelines.sh"]).traced();
     // "line 13: 12345 Killed" names no process that outlives it.
     comparison.normalise = without_numbers_of_processes;
     for account in Account::available() {
@@ -351,7 +363,10 @@ fn wait_sees_the_supervisor() {
     for account in Account::available() {
         for mode in Mode::EMULATED {
             for role in ["plain", "reaper"] {
-                stage.program(mode, account, &waiter).arg(role).run().assert_success();
+                for layer in ["notify", "trace"] {
+                    let program = stage.program(mode, account, &waiter).env(ENV_TRAP, layer);
+                    program.arg(role).run().assert_success();
+                }
             }
         }
     }
@@ -383,6 +398,63 @@ fn wait_sees_the_supervisor_as_pid_1() {
             }
             outcome.assert_success();
             assert!(outcome.stdout.contains("pid 1: yes"), "{outcome}");
+        }
+    }
+}
+
+/// By notify a handler without SA_RESTART can end a trapped call with EINTR in the moment before the supervisor
+/// looks at it (README); the tracer's stops can't be interrupted.
+#[test]
+fn job_control_or_a_storm_of_signals_is_disturbed_by_trace() {
+    let stage = Stage::new();
+    let jobs = stage.client(&Client::program("jobs", &["programs/jobs.c"]));
+    for account in Account::available() {
+        for mode in Mode::EMULATED {
+            for who in ["own", "inherited"] {
+                let outcome = stage.program(mode, account, &jobs).env(ENV_TRAP, "trace").arg(who).run();
+                outcome.assert_success();
+                assert_eq!(outcome.stdout, "well\n", "{outcome}");
+            }
+        }
+    }
+}
+
+/// Only one tracer is allowed at a time. Who has asked for this layer hears that; by itself it isn't chosen.
+#[test]
+fn a_debugger_keeps_trace_out_without_a_word() {
+    let Some(strace) = installed("/usr/bin/strace", "strace") else { return };
+    let stage = Stage::new();
+    let client = stage.client(&Client::program("badly-used-open_once", &["badly_used/open_once.c"]));
+    for (layer, code) in [("trace", 125), ("auto", 0)] {
+        let outcome = stage
+            .program(Mode::Native, Account::Ordinary, &strace)
+            .args(["-f", "-o", "/dev/null"])
+            .arg(stage.binary())
+            .args(["run", "--trap", layer, "--"])
+            .arg(&client)
+            .run();
+        assert_eq!(outcome.code(), Some(code), "{outcome}");
+        assert_eq!(
+            outcome.stderr.contains("a debugger or another tracer is attached"),
+            code != 0,
+            "{outcome}"
+        );
+    }
+}
+
+/// A filter of the client that wants a tracer isn't ours; a thread with one of its own takes no other.
+#[test]
+fn a_filter_of_the_client_is_in_the_way_of_trace() {
+    let stage = Stage::new();
+    let client = stage.client(&Client::program("own-filter", &["programs/own_filter.c"]));
+    for account in Account::available() {
+        for (whose, layer) in [("tracer", "trace"), ("thread", "trace"), ("thread", "auto")] {
+            let program = stage.program(Mode::Run, account, &client).env(ENV_TRAP, layer);
+            let outcome = program.arg(whose).run();
+            outcome.assert_success();
+            assert_eq!(outcome.stdout, "well\n", "{outcome}");
+            // Every call is stopped only where it must be, and that is said.
+            assert_eq!(outcome.stderr.contains("every system call"), whose == "thread", "{outcome}");
         }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::env;
 use std::time::Duration;
+use ummunotify_abi::config::ENV_TRAP;
 use ummunotify_tests::{Account, Client, Mode, Outcome, Stage, say};
 
 /// Rounds of the default run; `UMMUNOTIFY_RACE_ROUNDS` sets another number (a million for the long run).
 const ROUNDS: u64 = 100_000;
 
-/// The race, once for each account: as the superuser under `run`, as an ordinary user under plain preload, and
-/// fewer rounds where both are run, for it takes its time.
+/// The race by notify, once for each account: as the superuser under `run`, as an ordinary user under plain preload,
+/// and fewer rounds where both are run, for it takes its time; as few by trace.
 #[test]
 fn a_cache_entry_is_stale_while_the_counter_says_that_it_is_current() {
     let rounds: u64 = match env::var("UMMUNOTIFY_RACE_ROUNDS") {
@@ -17,13 +18,18 @@ fn a_cache_entry_is_stale_while_the_counter_says_that_it_is_current() {
     };
     let stage = Stage::new();
     let race = stage.client(&Client::program("race", &["race/race.c"]));
-    for (nth, account) in Account::available().into_iter().enumerate() {
-        let mode = Mode::EMULATED[nth % 2];
-        let rounds = if nth == 0 { rounds } else { rounds / 5 };
+    let accounts = Account::available();
+    let (first, last) = (accounts[0], accounts[accounts.len() - 1]);
+    let mut runs = vec![("notify", Mode::Run, first, rounds), ("trace", Mode::Run, last, rounds / 5)];
+    if first != last {
+        runs.push(("notify", Mode::Preload, last, rounds / 5));
+    }
+    for (layer, mode, account, rounds) in runs {
         let limit = Duration::from_secs(30) + Duration::from_millis(rounds);
-        let outcome = stage.program(mode, account, &race).arg(rounds.to_string()).limit(limit).run();
+        let program = stage.program(mode, account, &race).env(ENV_TRAP, layer);
+        let outcome = program.arg(rounds.to_string()).limit(limit).run();
         outcome.assert_success();
-        say(&format!("{mode:?} {account:?}: {} in {:?}", outcome.stdout.trim_end(), outcome.elapsed));
+        say(&format!("{layer} {mode:?} {account:?}: {} in {:?}", outcome.stdout.trim_end(), outcome.elapsed));
         let figure = |name| figure(&outcome, name);
         assert_eq!(figure("stale"), 0, "{outcome}");
         assert_eq!(figure("rounds"), rounds / 4 * 4, "{outcome}");
@@ -31,6 +37,44 @@ fn a_cache_entry_is_stale_while_the_counter_says_that_it_is_current() {
         assert!(figure("reused") * 100 >= rounds, "too few rounds reused an address: {outcome}");
         assert!(figure("current") * 10 >= rounds * 9, "too few entries were ever current: {outcome}");
     }
+}
+
+/// Re-validates `rounds` times under a layer; returns how many old pages were pinned again, and how many of those
+/// stayed in the cache as current.
+fn revalidate(layer: &str, mode: Mode, account: Account, rounds: u64) -> (u64, u64) {
+    let stage = Stage::new();
+    let race = stage.client(&Client::program("revalidate", &["race/revalidate.c"]));
+    let limit = Duration::from_secs(30) + Duration::from_millis(2 * rounds);
+    let outcome =
+        stage.program(mode, account, &race).env(ENV_TRAP, layer).arg(rounds.to_string()).limit(limit).run();
+    let (raced, stale) = (figure(&outcome, "raced"), figure(&outcome, "stale"));
+    assert_eq!(figure(&outcome, "rounds"), rounds, "{outcome}");
+    assert_eq!(outcome.code(), Some(i32::from(stale > 0)), "{outcome}");
+    let said = outcome.stdout.trim_end().replace('\n', "; ");
+    say(&format!("{layer} {mode:?} {account:?}: {said} in {:?}", outcome.elapsed));
+    (raced, stale)
+}
+
+/// `UMMUNOTIFY_REVALIDATE_ROUNDS` sets another number of rounds (a million for the long run).
+#[test]
+fn a_registration_made_during_an_operation_stays_stale_under_trace() {
+    let rounds: u64 = match env::var("UMMUNOTIFY_REVALIDATE_ROUNDS") {
+        Ok(text) => text.parse().unwrap_or_else(|e| panic!("UMMUNOTIFY_REVALIDATE_ROUNDS={text}: {e}")),
+        Err(_) => 10_000,
+    };
+    for (nth, account) in Account::available().into_iter().enumerate() {
+        let rounds = if nth == 0 { rounds } else { rounds / 5 };
+        let (raced, stale) = revalidate("trace", Mode::EMULATED[nth % 2], account, rounds);
+        assert_eq!(stale, 0, "{stale} of {raced}");
+        assert!(raced > 0, "nobody re-validated in time");
+    }
+}
+
+/// Notify sees no end of an operation. If the race didn't show that, it would tell nothing about other layers.
+#[test]
+fn the_window_of_notify_does_not_show() {
+    let (raced, stale) = revalidate("notify", Mode::Run, Account::Ordinary, 10_000);
+    assert!(stale > 0 && stale <= raced, "{stale} of {raced}");
 }
 
 /// The same by bare instructions, and in a process and a child of it at once.

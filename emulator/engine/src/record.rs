@@ -41,6 +41,11 @@ pub struct Begin {
     pub(crate) epoch: u64,
 }
 
+impl Begin {
+    /// Before anything was registered: for a context that was opened after the operation had begun.
+    pub const EARLIEST: Self = Self { epoch: 0 };
+}
+
 /// What became of one region's hit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {

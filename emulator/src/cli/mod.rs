@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ummunotify::backend::Choice;
+use ummunotify::layer::LayerChoice;
 use ummunotify::switch::Place;
 use ummunotify_abi::config::SUPERVISE_COMMAND;
 
@@ -66,9 +67,10 @@ struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
     #[arg(long, value_name = "BACKEND")]
     backend: Option<Choice>,
-    /// Layers that trap memory operations, separated by commas; this version has: notify
-    #[arg(long, value_name = "LAYERS")]
-    trap: Option<String>,
+    /// LayerChoice that traps memory operations: auto (notify if it can be had, else trace), notify (seccomp) or trace
+    /// (ptrace)
+    #[arg(long, value_name = "LAYER")]
+    trap: Option<LayerChoice>,
     /// How much the supervisor logs [default: warn]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LogLevel>,
@@ -123,6 +125,9 @@ struct DemoArguments {
 /// Options of `doctor`.
 #[derive(Args, Debug)]
 struct DoctorArguments {
+    /// Print only what `run` would use here, as a JSON object for scripts
+    #[arg(long, conflicts_with = "coverage")]
+    json: bool,
     /// Only print what is seen, for scripts: key, exact|covered|unseen|beyond and operation, separated by tabs
     #[arg(long)]
     coverage: bool,

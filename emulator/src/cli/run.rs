@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use ummunotify::backend::{Backend as _, Choice, Emulated, Kmod, Obstacle};
-use ummunotify::coverage::Layer;
+use ummunotify::backend::{Backend as _, Choice, Kmod};
+use ummunotify::layer::LayerChoice;
 use ummunotify::shimfile;
 use ummunotify_abi::config;
 
@@ -28,7 +28,7 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
     let settings = Settings::new(options)?;
     let program = command::find(name).map_err(|m| Failure::new(m.exit_code(), m.to_string()))?;
     look_at(&program)?;
-    check_backend(settings.backend).map_err(|o| Failure { error: o.into(), code: EXIT_CANNOT })?;
+    check_backend(settings.backend, settings.layer).map_err(|m| Failure::new(EXIT_CANNOT, m))?;
     let binary = own_path().map_err(|error| Failure { error, code: EXIT_CANNOT })?;
     let shim = shimfile::find(&binary).map_err(|e| Failure { error: e.into(), code: EXIT_CANNOT })?;
     settings.export(&binary, &shim.path);
@@ -40,6 +40,7 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
 #[derive(Debug)]
 struct Settings {
     backend: Choice,
+    layer: LayerChoice,
     log: Option<LogLevel>,
     log_file: Option<PathBuf>,
     stats: bool,
@@ -54,9 +55,12 @@ impl Settings {
             (None, Some(word)) => word.parse().map_err(|e| usage(format!("{}: {e}", config::ENV_BACKEND)))?,
             (None, None) => Choice::default(),
         };
-        if let Some(layers) = &options.trap {
-            Layer::set(layers).map_err(|e| usage(format!("--trap: {e}")))?;
-        }
+        let inherited = std::env::var(config::ENV_TRAP).ok().filter(|word| !word.is_empty());
+        let layer = match (options.trap, inherited) {
+            (Some(layer), _) => layer,
+            (None, Some(word)) => word.parse().map_err(|e| usage(format!("{}: {e}", config::ENV_TRAP)))?,
+            (None, None) => LayerChoice::default(),
+        };
         let inherited = std::env::var_os(config::ENV_LOG_FILE).filter(|path| !path.is_empty());
         let named = match (&options.log_file, &inherited) {
             (Some(path), _) => Some(("--log-file", path.as_path())),
@@ -67,7 +71,7 @@ impl Settings {
             .map(|(source, path)| log_file(source, path))
             .transpose()
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
-        Ok(Self { backend, log: options.log, log_file, stats: options.stats })
+        Ok(Self { backend, layer, log: options.log, log_file, stats: options.stats })
     }
 
     /// Puts all of it where the shim and the supervisor look.
@@ -75,6 +79,7 @@ impl Settings {
         let mut names = vec![
             (config::ENV_BINARY, binary.as_os_str().to_owned()),
             (config::ENV_BACKEND, self.backend.name().into()),
+            (config::ENV_TRAP, self.layer.name().into()),
             ("LD_PRELOAD", preload(shim, std::env::var_os("LD_PRELOAD").as_deref())),
         ];
         names.extend(self.log.map(|level| (config::ENV_LOG, level.name().into())));
@@ -143,12 +148,19 @@ fn look_at(program: &Program) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tries the backend that an open of the device will use.
-fn check_backend(choice: Choice) -> Result<(), Obstacle> {
+/// Tries the backend that an open of the device will use, and the layer.
+fn check_backend(choice: Choice, layer: LayerChoice) -> Result<(), String> {
+    let module = || Kmod.check().map_err(|obstacle| obstacle.to_string());
+    let emulator = || {
+        layer.check().map(drop).map_err(|obstacles| {
+            let lines: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
+            lines.join("; and ")
+        })
+    };
     match choice {
-        Choice::Kmod => Kmod.check(),
-        Choice::Emulated => Emulated.check(),
-        Choice::Auto => Kmod.check().or_else(|_| Emulated.check()),
+        Choice::Kmod => module(),
+        Choice::Emulated => emulator(),
+        Choice::Auto => module().or_else(|_| emulator()),
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use nix::errno::Errno;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{Event, MAX_RECORDS};
@@ -27,6 +28,9 @@ use crate::target::maps;
 use crate::trap::filter::Filter;
 use crate::trap::policy::Policy;
 use ummunotify_sys::notify::Listener;
+
+/// How long traced threads may take to stop when asked to.
+const STOP_PATIENCE: Duration = Duration::from_millis(50);
 
 /// How a peer reached us.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +71,9 @@ pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance, crowd
             Op::Open => open(shared, connection, peer, &asked),
             Op::Listener if entrance == Entrance::Control => listener(shared, connection, asked),
             Op::Closed if entrance == Entrance::Control => closed(shared, connection, peer),
-            Op::Listener | Op::Closed => Err(Errno::EPERM),
+            Op::Seize if entrance == Entrance::Control => seize(shared, connection, peer),
+            Op::Traced if entrance == Entrance::Control => traced(shared, connection, peer, &asked),
+            Op::Listener | Op::Closed | Op::Seize | Op::Traced => Err(Errno::EPERM),
             Op::Counter => with_context(shared, &asked, |context, _| {
                 let counter = context.read_only_counter().map_err(|_| Errno::ENOMEM)?;
                 connection.reply(0, [0; 6], &[], &[counter.as_fd()])
@@ -139,7 +145,7 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
 fn listener(shared: &Shared, connection: &Connection, asked: Asked) -> nix::Result<()> {
     let Ok([fd]) = <[OwnedFd; 1]>::try_from(asked.fds) else { return Err(Errno::EPROTO) };
     let listener = Listener::new(fd).map_err(|e| errno_of(&e))?;
-    if shared.listener.set(listener).is_err() {
+    if shared.gate.listener.set(listener).is_err() {
         return Err(Errno::EBUSY);
     }
     connection.reply(0, [0; 6], &[], &[])
@@ -148,11 +154,52 @@ fn listener(shared: &Shared, connection: &Connection, asked: Asked) -> nix::Resu
 /// The client has closed its own copy of the listener: from here on, calls are answered, and the open may
 /// return once no thread is left in a call that began before the filter.
 fn closed(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<()> {
-    if shared.listener.get().is_none() {
+    if shared.gate.listener.get().is_none() {
         return Err(Errno::EPROTO);
     }
     shared.tell(Message::Serve);
-    let left = settle::settle(peer.pid);
+    trap_is_set(shared, connection, peer, settle::stop_apart)
+}
+
+/// Traces the client, and gives it the filter to install.
+fn seize(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<()> {
+    let (answer, seized) = crossbeam_channel::bounded(1);
+    shared.tell(Message::Seize(peer.pid, answer));
+    seized.recv().map_err(|_| Errno::EIO)??;
+    let filter = Filter::bytes(&Filter::tracing(&Policy::default()));
+    connection.reply(0, [0; 6], &filter, &[])
+}
+
+/// The client has installed the filter, or none: from here on its calls are stopped.
+fn traced(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
+    let (answer, begun) = crossbeam_channel::bounded(1);
+    shared.tell(Message::Traced(asked.args[0] == 1, answer));
+    begun.recv().map_err(|_| Errno::EIO)?;
+    trap_is_set(shared, connection, peer, |threads| stop_traced(shared, threads))
+}
+
+/// Has the tracer stop these threads, all at once.
+fn stop_traced(shared: &Shared, threads: &mut Vec<u32>) {
+    let asked = threads.iter().map(|&tid| {
+        let (answer, outside) = crossbeam_channel::bounded(1);
+        shared.tell(Message::Outside(tid, answer));
+        (tid, outside)
+    });
+    let asked: Vec<_> = asked.collect();
+    let until = Instant::now() + STOP_PATIENCE;
+    // The sender goes with its task.
+    let late = |outside: &Receiver<()>| outside.recv_deadline(until) == Err(RecvTimeoutError::Timeout);
+    *threads = asked.into_iter().filter(|(_, outside)| late(outside)).map(|(tid, _)| tid).collect();
+}
+
+/// Calls are trapped from now on. The open may return once no thread is left in a call that began before.
+fn trap_is_set(
+    shared: &Shared,
+    connection: &Connection,
+    peer: Peer,
+    stop: impl Fn(&mut Vec<u32>),
+) -> nix::Result<()> {
+    let left = settle::settle(peer.pid, stop);
     let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
     if let Ok(table) = task::mappings(peer.pid, &shared.kernel) {
         space.set_heap_end(maps::heap_end(&table).unwrap_or(0));

@@ -28,8 +28,9 @@ enum Seen {
 }
 
 /// Waits until each thread of `pid` was seen outside the watched calls once (the one that opens the device
-/// sleeps in recvmsg meanwhile). Returns the ids of those that weren't in time.
-pub fn settle(pid: u32) -> Vec<u32> {
+/// sleeps in recvmsg meanwhile). Returns the ids of those that weren't in time. `stop` stops threads and lets
+/// them go on; it takes those out of the list that were seen stopped, or are gone.
+pub fn settle(pid: u32, stop: impl Fn(&mut Vec<u32>)) -> Vec<u32> {
     let Some(mut left) = threads(pid) else { return Vec::new() };
     let start = Instant::now();
     let mut pause = Duration::from_micros(20);
@@ -43,7 +44,11 @@ pub fn settle(pid: u32) -> Vec<u32> {
         // way back to user mode or asleep outside: it proves that an earlier call has ended. It is used
         // late and briefly, since it can turn a call that has just begun to sleep into an EINTR (signal(7)).
         if !stopped && start.elapsed() > Duration::from_millis(2) {
-            left.retain(|&tid| look(pid, tid) == Seen::Inside || !stop_apart(tid));
+            let (inside, mut unclear) =
+                left.iter().partition::<Vec<u32>, _>(|&&tid| look(pid, tid) == Seen::Inside);
+            stop(&mut unclear);
+            left = inside;
+            left.append(&mut unclear);
             stopped = true;
         }
         std::thread::sleep(pause);
@@ -77,7 +82,11 @@ pub fn settle_loose(context: &Context, due: Instant, has_ended: impl Fn() -> boo
         stopped |= stop_now;
         for tid in left {
             let seen = look_at(&format!("/proc/{tid}/syscall"));
-            if seen == Seen::Outside || stop_now && seen == Seen::Unclear && stop_apart(tid) {
+            let mut unclear = vec![tid];
+            if stop_now && seen == Seen::Unclear {
+                stop_apart(&mut unclear);
+            }
+            if seen == Seen::Outside || unclear.is_empty() {
                 context.watch().seen_outside(tid);
             }
         }
@@ -93,7 +102,7 @@ pub fn settle_loose(context: &Context, due: Instant, has_ended: impl Fn() -> boo
 const STOP_AFTER: Duration = Duration::from_millis(100);
 
 /// The threads of a process; `None` if it is gone or not visible.
-fn threads(pid: u32) -> Option<Vec<u32>> {
+pub fn threads(pid: u32) -> Option<Vec<u32>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     Some(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
@@ -126,12 +135,14 @@ fn look_at(path: &str) -> Seen {
     }
 }
 
-/// [`stop`], by a tracer thread of its own. PTRACE_DETACH works on a stopped thread only, and one that waits
+/// [`stop`] for each, by a tracer thread of its own. PTRACE_DETACH works on a stopped thread only, and one that waits
 /// for the answer to a notification stops after that answer: perhaps when nobody looks any more, and then for as
 /// long as its tracer lives. The end of the tracer lets it go in whatever state it is (ptrace(2)).
-fn stop_apart(tid: u32) -> bool {
-    let tracer = std::thread::Builder::new().name("tracer".into()).spawn(move || stop(tid));
-    tracer.is_ok_and(|tracer| tracer.join().unwrap_or(false))
+pub fn stop_apart(threads: &mut Vec<u32>) {
+    threads.retain(|&tid| {
+        let tracer = std::thread::Builder::new().name("tracer".into()).spawn(move || stop(tid));
+        !tracer.is_ok_and(|tracer| tracer.join().unwrap_or(false))
+    });
 }
 
 /// Stops the thread by ptrace and lets it go; true if it was seen stopped. False where tracing isn't allowed

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use crossbeam_channel::Sender;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
-use ummunotify_engine::Reason;
+use ummunotify_engine::{Begin, Reason};
 
 use super::context::{Context, FileName, lock, sealed_memfd};
 use super::worker::Job;
@@ -136,6 +136,17 @@ impl Space {
         for piece in pieces {
             for context in contexts.iter().filter(|c| !spared.contains(&c.number)) {
                 context.record(*piece);
+            }
+        }
+    }
+
+    /// At the end of an operation that was recorded as `pieces`: hits the regions that were registered or dequeued
+    /// since it began. `begin` tells what [`ummunotify_engine::Engine::begin`] gave for the context of that number.
+    pub fn record_after(&self, pieces: &[PageRange], spared: &[u64], begin: impl Fn(u64) -> Begin) {
+        let contexts = lock(&self.contexts);
+        for piece in pieces {
+            for context in contexts.iter().filter(|c| !spared.contains(&c.number)) {
+                context.record_after(begin(context.number), *piece);
             }
         }
     }

@@ -8,6 +8,7 @@ pub mod futex;
 pub mod notify;
 pub mod process;
 pub mod socket;
+pub mod tracer;
 pub mod traits;
 
 use std::io;
