@@ -8,9 +8,9 @@ MAKEFLAGS += --no-print-directory
 # Oldest Rust that builds this (rust-version in Cargo.toml).
 RUST_MIN := 1.95
 # Debian packages: what a build needs, and what the tests drive besides.
-BUILD_PACKAGES := gcc libc6-dev
+BUILD_PACKAGES := gcc libc6-dev libclang1
 TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils
-# Rounds of the address-reuse race in `make race`; `make test` runs a tenth.
+# Rounds of the races in `make race` and `make revalidate`; `make test` runs a tenth and a fiftieth.
 RACE_ROUNDS := 1000000
 # Random steps in `make differential`; `make conformance` takes 5,000.
 DIFFERENTIAL_STEPS := 100000
@@ -22,7 +22,7 @@ REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race conformance differential switch bench install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race revalidate conformance differential switch bench install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -33,6 +33,7 @@ help:
 	@echo 'make lint       formatting and clippy'
 	@echo 'make bench      what interception costs here, as ratios to native'
 	@echo 'make race       the address-reuse race, $(RACE_ROUNDS) rounds'
+	@echo 'make revalidate the race of cache and end of an operation, with userfaultfd, $(RACE_ROUNDS) rounds'
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
 	@echo 'make switch        in a guest, $(SWITCHES) moves of a busy program between emulator and module'
@@ -144,6 +145,11 @@ lint: rust install-build-deps
 race: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- --nocapture
+
+revalidate: rust install-build-deps
+	cargo build --workspace --all-targets --release
+	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test fault -- --nocapture \
+	    what_is_registered_again_too_early_stays_stale a_cache_entry_is_stale_after_a_request_of_a_ring
 
 bench: rust install-build-deps
 	cargo build --release -p ummunotify -p ummunotify-benches

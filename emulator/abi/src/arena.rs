@@ -109,7 +109,9 @@ pub struct Header {
     pub bank: AtomicU32,
     /// L. The ring that recorders append to.
     pub level: AtomicU32,
-    reserved1: [AtomicU32; 9],
+    /// Invalidations that the counter has moved for and that aren't recorded yet: a read waits with LAST.
+    pub announced: AtomicU32,
+    reserved1: [AtomicU32; 8],
 
     /// L. The two banks of index nodes.
     pub banks: [Bank; 2],

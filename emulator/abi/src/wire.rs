@@ -28,7 +28,8 @@ pub enum Op {
     /// Open a context in the caller's address space. args: flags of open, 1 if the caller needs a filter.
     /// Reply descriptors: the pipe's read end, the arena, the counter (writable) and, if reply args[3] is 1,
     /// the space marker: a page to map shared, MADV_DONTFORK, for as long as the address space exists.
-    /// Reply args: context number, pipe inode, token, marker follows, 0, pid of the supervisor.
+    /// Reply args: context number, pipe inode, token, marker follows, [`WANTS_USERFAULTFD`] or 0, pid of the
+    /// supervisor.
     /// Payload: the filter program (`struct sock_filter`s) if one was asked for.
     Open = 1,
     /// The filter is installed. Descriptor: the listener. The reply means that the supervisor holds it.
@@ -43,7 +44,8 @@ pub enum Op {
     Attach = 5,
     /// EXCHANGE_FEATURES by a process that isn't the opener. Descriptor: the device descriptor.
     Features = 6,
-    /// REGISTER_REGION likewise, or by the opener while the arena turns it away. args: start, end, cookie.
+    /// REGISTER_REGION likewise, or by the opener while the arena turns it away. args: start, end, cookie. Reply
+    /// args: [`NOTICE_RING`] or 0.
     Register = 7,
     /// UNREGISTER_REGION likewise. args: cookie.
     Unregister = 8,
@@ -64,6 +66,10 @@ pub enum Op {
     Device = 12,
     /// Where contexts are. Descriptor: as for [`Op::Switch`]. Reply args: contexts, those on the kernel module.
     Whereabouts = 13,
+    /// Descriptor: a userfaultfd of the caller's address space, which the caller doesn't keep. Without one args[0] is
+    /// the errno that was had instead. Reply args: [`NOTICE_RING`] or 0; the errno if it was asked for by name and is
+    /// missing, or 0. Refused where nothing would be seen without it.
+    Userfaultfd = 16,
 }
 
 /// What is in the way of [`Op::Switch`].
@@ -114,6 +120,11 @@ impl Hurdle {
     }
 }
 
+/// In the reply to [`Op::Open`]: [`Op::Userfaultfd`] must follow.
+pub const WANTS_USERFAULTFD: u64 = 1;
+/// The process has a ring, and what of it isn't seen was said to nobody yet.
+pub const NOTICE_RING: u64 = 1;
+
 impl Op {
     /// The operation of that number.
     pub const fn from_u32(n: u32) -> Option<Self> {
@@ -131,6 +142,7 @@ impl Op {
             11 => Self::Switch,
             12 => Self::Device,
             13 => Self::Whereabouts,
+            16 => Self::Userfaultfd,
             _ => return None,
         })
     }

@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{Event, MAX_RECORDS};
-use ummunotify_abi::wire::{Hurdle, Op};
+use ummunotify_abi::wire::{Hurdle, NOTICE_RING, Op, WANTS_USERFAULTFD};
 use ummunotify_engine::{Engine, Port};
 
 use super::context::Context;
+use super::fault;
 use super::host::SupervisorHost;
 use super::log;
 use super::recorder::Recorder;
+use super::rings;
 use super::settle;
 use super::shared::{Message, Shared};
 use super::socket::{Asked, Connection, Peer};
@@ -24,6 +26,7 @@ use super::space::Space;
 use super::switch::{self, Failure};
 use super::task;
 use crate::target::maps;
+use crate::trap::FaultLayer;
 use crate::trap::filter::Filter;
 use crate::trap::policy::Policy;
 use ummunotify_sys::notify::Listener;
@@ -76,8 +79,11 @@ pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance, crowd
                 attach(shared, connection, peer, context, space)
             }),
             Op::Features | Op::Register | Op::Unregister | Op::Read => {
-                with_context(shared, &asked, |context, space| call(connection, context, space, &asked))
+                with_context(shared, &asked, |context, space| {
+                    call(shared, connection, context, space, &asked)
+                })
             }
+            Op::Userfaultfd => userfaultfd(shared, connection, peer, asked),
             Op::Switch => switch(shared, connection, peer, asked),
             Op::Device => device(shared, connection, peer, asked),
             Op::Whereabouts => whereabouts(shared, connection, peer, &asked),
@@ -126,12 +132,19 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
     })?;
     let context = Arc::new(context);
     let (space, new) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
-    let filter =
-        if needs_filter != 0 { Filter::bytes(&Filter::build(&Policy::default())) } else { Vec::new() };
+    let filter = if needs_filter != 0 && shared.layers.notify {
+        Filter::bytes(&Filter::build(&Policy::default()))
+    } else {
+        Vec::new()
+    };
     let [arena, counter] = context.shared_memory();
     let fds = [device.as_fd(), arena, counter, space.marker()];
-    let args = [context.number, context.inode, shared.token, u64::from(new), 0, std::process::id().into()];
     shared.add(&space, &context);
+    let wants = shared.layers.fault != FaultLayer::Off && space.lacks_userfaultfd();
+    space.watch_context(&context, &shared.kernel);
+    let wanted = if wants { WANTS_USERFAULTFD } else { 0 };
+    let args =
+        [context.number, context.inode, shared.token, u64::from(new), wanted, std::process::id().into()];
     log::info!("process {}: opened context {}", peer.pid, context.number);
     connection.reply(0, args, &filter, &fds[..if new { 4 } else { 3 }])
 }
@@ -154,6 +167,8 @@ fn closed(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<(
     shared.tell(Message::Serve);
     let left = settle::settle(peer.pid);
     let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
+    // Only now no thread can get a ring unseen.
+    expect_ring(shared, &space);
     if let Ok(table) = task::mappings(peer.pid, &shared.kernel) {
         space.set_heap_end(maps::heap_end(&table).unwrap_or(0));
     }
@@ -168,6 +183,44 @@ fn closed(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<(
         space.invalidate_all(ummunotify_engine::Reason::LateThread);
     }
     Ok(())
+}
+
+/// A client gives the userfaultfd of its address space, or says that it has none to give.
+fn userfaultfd(shared: &Shared, connection: &Connection, peer: Peer, asked: Asked) -> nix::Result<()> {
+    let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
+    let adopted = match <[OwnedFd; 1]>::try_from(asked.fds) {
+        Ok([fd]) => space.fault.adopt(fd).map_err(|e| errno_of(&e)),
+        Err(_) => Err(Errno::from_raw(i32::try_from(asked.args[0]).unwrap_or(libc::EPROTO))),
+    };
+    let mut missing = 0;
+    match (adopted, shared.layers.fault) {
+        (Ok(()), FaultLayer::On) => space.watch_registered(&shared.kernel).map_err(|e| errno_of(&e))?,
+        (Err(e), FaultLayer::On) => {
+            fault::say_missing(&space, e, "the layer fault was asked for");
+            if !shared.layers.notify {
+                return Err(e);
+            }
+            missing = e as u64;
+        }
+        // Whether it matters shows when there is a ring.
+        (Ok(()) | Err(_), _) => {}
+    }
+    expect_ring(shared, &space);
+    connection.reply(0, [notice(&space), missing, 0, 0, 0, 0], &[], &[])
+}
+
+/// Puts the fault layer on if the process has a ring already.
+fn expect_ring(shared: &Shared, space: &Arc<Space>) {
+    if shared.layers.fault == FaultLayer::Off || !rings::has_ring(space.pid) {
+        return;
+    }
+    if let Err(e) = space.expect_bypass(&shared.kernel) {
+        fault::say_missing(space, errno_of(&e), "it has an io_uring ring");
+    }
+}
+
+fn notice(space: &Space) -> u64 {
+    if space.fault.take_notice() { NOTICE_RING } else { 0 }
 }
 
 /// Tells a holder what it holds; the opener also gets back what it needs to use the arena itself.
@@ -193,6 +246,7 @@ fn is_opener(shared: &Shared, peer: Peer, space: &Space) -> bool {
 
 /// A call of the device by somebody else than the opener, or while the opener may not do it itself.
 fn call(
+    shared: &Shared,
     connection: &Connection,
     context: &Arc<Context>,
     space: &Arc<Space>,
@@ -207,8 +261,19 @@ fn call(
     };
     match asked.op {
         Op::Features => done(context.engine.exchange_features().map_err(|_| Errno::EINVAL)),
-        Op::Register => done(recorder.register(context, &host, PageRange::new(first, second), third)),
-        Op::Unregister => done(recorder.unregister(context, &host, first)),
+        Op::Register => {
+            let region = PageRange::new(first, second);
+            match recorder.register(context, &host, region, third) {
+                Ok(()) => {
+                    space.region_added(region, &shared.kernel);
+                    connection.reply(0, [notice(space), 0, 0, 0, 0, 0], &[], &[])
+                }
+                Err(e) => connection.refuse(e),
+            }
+        }
+        Op::Unregister => done(recorder.unregister(context, &host, first).map(|region| {
+            space.region_removed(region, &shared.kernel);
+        })),
         Op::Read => {
             let room = usize::try_from(first).unwrap_or(MAX_RECORDS).min(MAX_RECORDS);
             match recorder.read(context, &host, room, &mut RemotePort { connection, context }) {

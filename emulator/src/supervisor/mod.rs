@@ -1,8 +1,9 @@
 //! The supervisor: a process of its own that answers the trapped calls of its clients.
 //!
 //! Threads: the main loop receives notifications and answers all that need no look at the target; a worker per
-//! address space looks at targets ([`worker`]); a clerk per connection serves shims ([`clerk`]). They share
-//! [`shared::Shared`] and talk by channels. Nothing of a target, and nothing in an arena, is trusted.
+//! address space looks at targets ([`worker`]); a clerk per connection serves shims ([`clerk`]); where the fault
+//! layer is on, a watcher per address space reads its events ([`watcher`]). They share [`shared::Shared`] and talk
+//! by channels. Nothing of a target, and nothing in an arena, is trusted.
 //!
 //! Life: it ends when no task has the filter any more (the listener reports `POLLHUP`) and the last reference
 //! of every context is gone; not when the client that started it dies, since descendants still need it: their
@@ -16,22 +17,27 @@
 mod clerk;
 mod context;
 mod crowded;
+mod fault;
 mod host;
 pub mod log;
 mod main_loop;
+mod ranges;
 mod recorder;
+mod rings;
 mod settle;
 mod shared;
 mod socket;
 mod space;
 mod switch;
 mod task;
+mod watcher;
 mod worker;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nix::mount::{MsFlags, mount};
+use ummunotify_abi::config;
 
 /// Runs the supervisor on a fresh control socket until nobody needs it any more.
 ///
@@ -42,10 +48,18 @@ pub fn run(control: OwnedFd) -> anyhow::Result<()> {
     log::init();
     detach();
     see_own_processes()?;
-    let shared = Arc::new(shared::Shared::new()?);
+    let shared = Arc::new(shared::Shared::new(setting(config::ENV_TRAP)?, setting(config::ENV_IO_URING)?)?);
     let mut main_loop = main_loop::MainLoop::new(Arc::clone(&shared))?;
     main_loop.serve_connection(socket::Connection::new(control), clerk::Entrance::Control);
     main_loop.run()
+}
+
+/// What a variable says; its default without it.
+fn setting<T: Default + std::str::FromStr<Err = String>>(name: &str) -> anyhow::Result<T> {
+    match std::env::var(name) {
+        Ok(text) if !text.is_empty() => text.parse().map_err(|e| anyhow::anyhow!("{name}: {e}")),
+        _ => Ok(T::default()),
+    }
 }
 
 /// Makes sure that /proc shows the pid namespace that we count in. In a container whose /proc is another

@@ -11,6 +11,7 @@ use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_engine::Reason;
 
 use super::context::{Context, FileName, lock, sealed_memfd};
+use super::fault::Fault;
 use super::worker::Job;
 use crate::target::Mapping;
 
@@ -36,6 +37,8 @@ pub struct Space {
     /// Largest argument of a trapped brk.
     heap_asked: AtomicU64,
     jobs: Sender<Arc<Job>>,
+    /// Its userfaultfd.
+    pub fault: Fault,
     /// The worker didn't meet a deadline and hasn't come back since.
     pub stuck: AtomicBool,
 }
@@ -58,6 +61,7 @@ impl Space {
             heap_end: AtomicU64::new(u64::MAX),
             heap_asked: AtomicU64::new(0),
             jobs,
+            fault: Fault::default(),
             stuck: AtomicBool::new(false),
         })
     }
@@ -97,9 +101,12 @@ impl Space {
         lock(&self.contexts).push(context);
     }
 
-    /// Forgets a context.
-    pub fn remove(&self, number: u64) {
-        lock(&self.contexts).retain(|c| c.number != number);
+    /// Forgets a context; true if it was here.
+    pub fn remove(&self, number: u64) -> bool {
+        let mut contexts = lock(&self.contexts);
+        let before = contexts.len();
+        contexts.retain(|c| c.number != number);
+        contexts.len() < before
     }
 
     /// Calls `f` on each open context until it says true; the answer is whether one did.
@@ -143,6 +150,7 @@ impl Space {
     /// Nothing of this space fires any more.
     pub fn set_gone(&self) {
         self.gone.store(true, Ordering::Release);
+        self.fault.end();
     }
 
     /// See [`Self::set_gone`].

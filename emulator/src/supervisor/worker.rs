@@ -10,13 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
+use ummunotify_abi::PageRange;
 use ummunotify_engine::Reason;
 use ummunotify_sys::notify::Listener;
 
 use super::log;
 use super::space::Space;
 use super::task;
-use crate::target::{KernelTraits, ProcessTarget};
+use crate::target::{KernelTraits, ProcessTarget, maps};
 use crate::trap::effect::{Effect, effect};
 use crate::trap::operation::Operation;
 
@@ -104,9 +105,11 @@ pub fn run(
             [first, others @ ..] => {
                 let watches = |range| spaces.iter().any(|s| s.may_hit(range, &job.spared));
                 let many = !others.is_empty() || first.many_tasks();
+                let seam = |address| spaces.iter().any(|s| s.fault.is_seam(address));
                 let mut target = ProcessTarget::new(job.tid.cast_signed(), many, kernel)
                     .owned_by(first.pid.cast_signed())
-                    .watching(&watches);
+                    .watching(&watches)
+                    .without_seams(&seam);
                 effect(&job.operation, &mut target)
             }
         };
@@ -118,16 +121,42 @@ pub fn run(
         log::debug!("task {}: {:?}: {:x?}", job.tid, job.operation, effect);
         for space in &spaces {
             match &effect {
-                Effect::Pieces(pieces) => space.record(pieces, &job.spared),
-                Effect::All(_) => space.invalidate_all_but(Reason::Unreadable, &job.spared),
+                Effect::Pieces(pieces) => {
+                    space.record(pieces, &job.spared);
+                    space.fault.recorded(job.tid, pieces);
+                }
+                Effect::All(_) => {
+                    space.invalidate_all_but(Reason::Unreadable, &job.spared);
+                    space.fault.recorded(job.tid, &[PageRange::ALL]);
+                }
             }
         }
+        let aside: Vec<_> = spaces.iter().filter(|s| step_aside(s, &job, kernel)).collect();
         if let Some(listener) = listener.get()
             && let Err(e) = listener.proceed(job.id)
         {
             log::warning!("task {}: can't let its call go on: {e}", job.tid);
         }
+        aside.into_iter().for_each(|s| s.tend(kernel));
     }
+}
+
+/// Takes userfaultfd off what the call would fail on, since it parts mappings; true if it did.
+fn step_aside(space: &Arc<Space>, job: &Job, kernel: &KernelTraits) -> bool {
+    let Some(range) =
+        job.operation.fails_on_watched().filter(|_| space.fault.is_in_the_way_of(job.tid, &job.operation))
+    else {
+        return false;
+    };
+    if let (Operation::Mremap { .. }, false) = (&job.operation, space.fault.is_to_be_armed(job.tid, range)) {
+        // Where it is one mapping as before, nothing is in the way.
+        let table = task::mappings(job.tid, kernel);
+        if table.is_ok_and(|table| maps::overlapping(&table, range).len() <= 1) {
+            return false;
+        }
+    }
+    space.take_off(job.tid, range, kernel);
+    true
 }
 
 /// The worker is back from a job that was answered at its deadline. Jobs that expired behind it in the queue say

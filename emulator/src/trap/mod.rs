@@ -8,10 +8,12 @@
 pub mod bpf;
 pub mod effect;
 pub mod filter;
+pub mod layers;
 pub mod operation;
 pub mod policy;
 
 pub use effect::{Effect, Reason, effect};
 pub use filter::Filter;
+pub use layers::{FaultLayer, Layers, Rings};
 pub use operation::{Decoded, Operation, Reach, Syscall};
 pub use policy::Policy;

@@ -9,6 +9,7 @@ pub mod notify;
 pub mod process;
 pub mod socket;
 pub mod traits;
+pub mod uffd;
 
 use std::io;
 
