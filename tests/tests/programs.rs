@@ -337,7 +337,7 @@ fn a_debugger_on_a_client_differs() {
     }
 }
 
-/// Takes out what differs from run to run: decimal numbers of four digits and more, and addresses.
+/// Takes out what differs from run to run: decimal numbers of three digits and more (ids begin at 300 when they begin anew), and addresses.
 fn without_numbers_of_processes(text: &str) -> String {
     let mut out = String::new();
     let mut word = String::new();
@@ -346,7 +346,7 @@ fn without_numbers_of_processes(text: &str) -> String {
             word.push(c);
             continue;
         }
-        let number = word.len() >= 4 && word.chars().all(|c| c.is_ascii_digit());
+        let number = word.len() >= 3 && word.chars().all(|c| c.is_ascii_digit());
         let address = word.starts_with("0x") && word.len() > 10;
         out.push_str(if number || address { "#" } else { &word });
         word.clear();
