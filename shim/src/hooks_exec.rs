@@ -246,19 +246,7 @@ fn is_static(path: &CStr, or_script: bool) -> bool {
 
 /// The beginning of a regular file that may be executed.
 fn read_head<'a>(path: &CStr, head: &'a mut [u8; HEAD]) -> Option<&'a [u8]> {
-    // SAFETY: a terminated path.
-    let permitted = unsafe {
-        sys::call(
-            libc::SYS_faccessat,
-            libc::AT_FDCWD as usize,
-            path.as_ptr() as usize,
-            libc::X_OK as usize,
-            0,
-            0,
-            0,
-        )
-    };
-    if permitted < 0 {
+    if sys::access(path.as_ptr(), libc::X_OK) < 0 {
         return None;
     }
     // Not blocking: it could be a FIFO.
@@ -313,22 +301,10 @@ impl Text {
         for directory in search.split(|b| *b == b':') {
             let directory = if directory.is_empty() { b"." } else { directory };
             let path = self.join(&[directory, b"/", bytes]);
-            // SAFETY: terminated.
-            if !path.is_null() && unsafe { is_file(path) } {
+            if !path.is_null() && sys::access(path, libc::X_OK) == 0 {
                 return path;
             }
         }
         null()
     }
-}
-
-/// # Safety
-/// A terminated path.
-unsafe fn is_file(path: *const c_char) -> bool {
-    // SAFETY: passed on.
-    let permitted = unsafe {
-        let (here, mode) = (libc::AT_FDCWD as usize, libc::X_OK as usize);
-        sys::call(libc::SYS_faccessat, here, path as usize, mode, 0, 0, 0)
-    };
-    permitted == 0
 }

@@ -74,12 +74,10 @@ fn fail(errno: c_int) -> c_int {
 
 /// True for an open with O_CREAT of the device where there is none: the kernel would make a file of that name.
 fn is_emulated_creation(path: *const c_char) -> bool {
-    // SAFETY: the kernel checks the pointer.
-    let result = unsafe {
-        sys::call(libc::SYS_faccessat, libc::AT_FDCWD as usize, path as usize, libc::F_OK as usize, 0, 0, 0)
-    };
     // SAFETY: the kernel has just read the path.
-    result == -(libc::ENOENT as isize) && unsafe { path::is_device(path) } && backend() != Backend::Kmod
+    sys::access(path, libc::F_OK) == -(libc::ENOENT as isize)
+        && unsafe { path::is_device(path) }
+        && backend() != Backend::Kmod
 }
 
 /// The emulated device, with the checks that the kernel makes for a character device of mode 0666, and the

@@ -65,19 +65,10 @@ impl Path {
                 0,
             )
         };
-        // SAFETY: a terminated path.
-        let result = unsafe {
-            sys::call(
-                libc::SYS_faccessat,
-                libc::AT_FDCWD as usize,
-                self.as_ptr() as usize,
-                libc::X_OK as usize,
-                0,
-                0,
-                0,
-            )
-        };
-        self.len != 0 && found == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFREG && result == 0
+        self.len != 0
+            && found == 0
+            && stat.st_mode & libc::S_IFMT == libc::S_IFREG
+            && sys::access(self.as_ptr().cast(), libc::X_OK) == 0
     }
 }
 

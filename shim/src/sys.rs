@@ -4,7 +4,7 @@
 //! Each returns what the kernel returned: a value, or a negative errno.
 
 use core::arch::asm;
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 
 /// A system call with six arguments.
@@ -159,6 +159,12 @@ pub fn open(path: &[u8], flags: c_int) -> isize {
     unsafe {
         call(libc::SYS_openat, libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0, 0, 0)
     }
+}
+
+/// `access`; 0 or the negative errno. The kernel itself checks the pointer.
+pub fn access(path: *const c_char, mode: c_int) -> isize {
+    // SAFETY: reads a path, nothing else.
+    unsafe { call(libc::SYS_faccessat, libc::AT_FDCWD as usize, path as usize, mode as usize, 0, 0, 0) }
 }
 
 /// Sleeps while `*word == seen`, at most `nanoseconds`.

@@ -67,13 +67,9 @@ pub(crate) fn misses(arena: &Arena, range: PageRange) -> bool {
     outside && whole && sequence & 1 == 0 && header.sequence.load(Relaxed) == sequence
 }
 
-/// Whether `range` hits a region.
-///
-/// One way down the tree: among the entries of a node that start before the range's end, all but the last hold
-/// nothing that starts later, so that their largest end decides. No array and no copy: the inline layer runs this
-/// where vector registers aren't its own.
+/// What `look` finds in a tree that wasn't changed meanwhile; a bounded number of tries.
 #[inline(always)]
-pub(crate) fn exists(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
+fn settled<T>(arena: &Arena, mut look: impl FnMut() -> Result<T, Unknown>) -> Result<T, Unknown> {
     let header = arena.header();
     let mut patience = PATIENCE;
     while patience > 0 {
@@ -83,7 +79,7 @@ pub(crate) fn exists(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
             core::hint::spin_loop();
             continue;
         }
-        let found = descend(arena, range);
+        let found = look();
         step();
         fence(Acquire);
         if header.sequence.load(Relaxed) == sequence {
@@ -92,6 +88,16 @@ pub(crate) fn exists(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
         patience = patience.saturating_sub(TORN);
     }
     Err(Unknown::Busy)
+}
+
+/// Whether `range` hits a region.
+///
+/// One way down the tree: among the entries of a node that start before the range's end, all but the last hold
+/// nothing that starts later, so that their largest end decides. No array and no copy: the inline layer runs this
+/// where vector registers aren't its own.
+#[inline(always)]
+pub(crate) fn exists(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
+    settled(arena, || descend(arena, range))
 }
 
 #[inline(always)]
@@ -142,24 +148,7 @@ pub(crate) fn collect<const N: usize>(
     after: Option<Key>,
     chunk: &mut Chunk<N>,
 ) -> Result<(), Unknown> {
-    let header = arena.header();
-    let mut patience = PATIENCE;
-    while patience > 0 {
-        let sequence = header.sequence.load(Acquire);
-        if sequence & 1 == 1 {
-            patience -= 1;
-            core::hint::spin_loop();
-            continue;
-        }
-        let walked = walk(arena, range, after, chunk);
-        step();
-        fence(Acquire);
-        if header.sequence.load(Relaxed) == sequence {
-            return walked;
-        }
-        patience = patience.saturating_sub(TORN);
-    }
-    Err(Unknown::Busy)
+    settled(arena, || walk(arena, range, after, chunk))
 }
 
 /// The walk itself. Each node it enters lies on the path to its starting point or to its end, or holds a
