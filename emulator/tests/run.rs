@@ -88,8 +88,10 @@ fn a_command_that_cannot_be_executed_gets_the_exit_code_that_shells_use() {
 
 #[test]
 fn options_that_mean_nothing_are_refused() {
-    assert_refused(&run(&["--trap", "fault", "--", "true"]), 2, "has the layers inline, notify");
+    assert_refused(&run(&["--trap", "inner", "--", "true"]), 2, "has the layers inline, notify, fault");
     assert_refused(&run(&["--trap", "inline", "--", "true"]), 2, "inline needs notify");
+    assert_refused(&run(&["--trap", "inline,fault", "--", "true"]), 2, "inline needs notify");
+    assert_refused(&run(&["--io-uring", "no", "--", "true"]), 2, "watch, deny");
     assert_refused(&run(&["--log-file", "/no/such/folder/x", "--", "true"]), 125, "can't be written");
     for arguments in [["--backend", "module"], ["--log", "loud"]] {
         let output = Command::new(BINARY).arg("run").args(arguments).args(["--", "true"]).output().unwrap();

@@ -6,11 +6,13 @@ use std::io::{self, Write};
 use ummunotify::backend::{Backend as _, Kmod};
 use ummunotify::coverage::{GAPS, Layer, ROWS, Sight};
 use ummunotify::shimfile::{self, Origin};
+use ummunotify::trap::Layers;
 
-use super::probe::host::{self, Uffd};
+use super::probe::host;
 use super::probe::{Answer, notify};
 use super::run::own_path;
 use super::{DoctorArguments, EXIT_USAGE, Failure};
+use ummunotify_sys::uffd::{Memory, Way};
 
 /// Column at which the answers begin.
 const ANSWERS: usize = 58;
@@ -18,9 +20,9 @@ const ANSWERS: usize = 58;
 /// Prints the report; 0 if `ummunotify run` works here, else 1.
 pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
     if options.coverage {
-        let layers = options.trap.as_deref().map_or_else(|| Ok(Layer::ALL.to_vec()), Layer::set);
+        let layers = options.trap.as_deref().map_or_else(|| Ok(Layers::default()), str::parse);
         let layers = layers.map_err(|e| Failure::new(EXIT_USAGE, format!("--trap: {e}")))?;
-        coverage(&layers, &mut io::stdout().lock())?;
+        coverage(&layers.all(), &mut io::stdout().lock())?;
         return Ok(0);
     }
     let mut report = Report { out: io::stdout().lock(), missing: Vec::new() };
@@ -31,8 +33,10 @@ pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
     report.notify_layer()?;
     report.supervisor()?;
     report.library()?;
-    report.other_layers()?;
-    report.losses()?;
+    let watched = report.fault_layer()?;
+    report.other_layers(watched)?;
+    // Without userfaultfd the gap is back.
+    report.losses(if watched { Layer::ALL } else { &[Layer::Notify] })?;
     Ok(report.verdict(module)?)
 }
 
@@ -126,23 +130,41 @@ impl<W: Write> Report<W> {
         }
     }
 
-    fn other_layers(&mut self) -> io::Result<()> {
-        self.line("\nfault: userfaultfd; no layer of this version uses it")?;
+    /// True if the layer can be had.
+    fn fault_layer(&mut self) -> io::Result<bool> {
+        self.line(
+            "\nfault: userfaultfd, used once the program has an io_uring ring, or by --trap notify,fault",
+        )?;
+        let mut best = None;
         for (name, way) in [
-            ("the plain call", Uffd::Plain),
-            ("user mode only", Uffd::UserModeOnly),
-            ("/dev/userfaultfd", Uffd::Device),
+            ("user mode only (since 5.11)", Way::UserModeOnly),
+            ("the plain call", Way::Plain),
+            ("/dev/userfaultfd (since 6.1)", Way::Device),
         ] {
-            let answer = host::userfaultfd(way);
-            self.probe(&format!("{name}: unmap, remove and remap events"), answer)?;
-            if answer.works() {
-                self.probe(
-                    &format!("{name}: files too, WP_ASYNC (since 6.7)"),
-                    host::userfaultfd_wp_async(way),
-                )?;
-                self.probe(&format!("{name}: fork events"), host::userfaultfd_fork(way))?;
-            }
+            self.probe(&format!("{name}: unmap, remove and remap events"), host::userfaultfd(way))?;
+            best = best.max(host::userfaultfd_memory(way));
         }
+        let what = match best {
+            Some(Memory::Any) => "any, by WP_ASYNC (since 6.7)",
+            Some(Memory::AnonymousAndShared) => {
+                "anonymous and shared, hugetlb; not files, text, SysV (WP_ASYNC, 6.7)"
+            }
+            Some(Memory::Anonymous) => "anonymous alone (shared and hugetlb since 5.19, others since 6.7)",
+            None => "none: what changes memory through io_uring goes unseen",
+        };
+        self.probe("memory that can be watched", what)?;
+        let alone: Vec<_> =
+            ROWS.iter().filter(|r| r.by(Layer::Fault).is_seen()).map(|r| r.operation).collect();
+        self.line(format_args!(
+            "    alone (--trap fault) it sees no more than {}; and late:\n    the memory is gone, and may be somebody \
+             else's already, when the counter moves, before the call returns.\n    Dropped pages (madvise) are told \
+             before they go, without an end.",
+            alone.join("; ")
+        ))?;
+        Ok(best.is_some())
+    }
+
+    fn other_layers(&mut self, watched: bool) -> io::Result<()> {
         self.line("\nstatic programs: what they need of the above, and ptrace")?;
         let (ptrace, inject) = (host::ptrace(), notify::inject());
         self.probe("seize a child", ptrace)?;
@@ -154,27 +176,33 @@ impl<W: Write> Report<W> {
         self.line("\nio_uring: its rings change memory without a system call that seccomp sees")?;
         let rings = host::io_uring();
         self.probe("io_uring_setup", rings)?;
-        self.line(if rings.works() {
-            "    so a program that uses MADVISE or truncates through a ring goes unseen"
-        } else {
-            "    so this gap is closed here"
+        self.line(match (rings.works(), watched) {
+            (true, true) => {
+                "    so userfaultfd watches for MADVISE through a ring; FALLOCATE, FTRUNCATE and OPENAT with O_TRUNC \
+                 through\n    one go unseen (run --io-uring=deny refuses rings)"
+            }
+            (true, false) => {
+                "    so a program that uses MADVISE or truncates through a ring goes unseen (run --io-uring=deny \
+                 refuses rings)"
+            }
+            (false, _) => "    so this gap is closed here",
         })
     }
 
-    fn losses(&mut self) -> io::Result<()> {
+    fn losses(&mut self, layers: &[Layer]) -> io::Result<()> {
         self.line("\nReported wider or more often than the kernel module would (never less):")?;
-        for row in ROWS.iter().filter(|r| r.notify == Sight::Covered) {
+        for row in ROWS.iter().filter(|r| r.by_all(layers) == Sight::Covered) {
             self.line(format_args!("  {}\n      {}", row.operation, row.note))?;
         }
         self.line("\nNot seen by the emulator:")?;
-        for row in ROWS.iter().filter(|r| r.notify == Sight::Unseen) {
+        for row in ROWS.iter().filter(|r| r.by_all(layers) == Sight::Unseen) {
             self.line(format_args!("  {}\n      {}", row.operation, row.note))?;
         }
         for gap in GAPS {
             self.line(format_args!("  {}\n      {}", gap.what, gap.note))?;
         }
         self.line("\nBeyond system calls (only the kernel module sees these):")?;
-        for row in ROWS.iter().filter(|r| r.notify == Sight::Beyond) {
+        for row in ROWS.iter().filter(|r| r.by_all(layers) == Sight::Beyond) {
             self.line(format_args!("  {}\n      {}", row.operation, row.note))?;
         }
         Ok(())
@@ -229,9 +257,9 @@ mod tests {
     #[test]
     fn every_gap_is_named() {
         let mut r = report(vec![]);
-        r.losses().unwrap();
+        r.losses(Layer::ALL).unwrap();
         let text = String::from_utf8(r.out).unwrap();
-        for row in ROWS.iter().filter(|r| r.notify != Sight::Exact) {
+        for row in ROWS.iter().filter(|r| r.by_all(Layer::ALL) != Sight::Exact) {
             assert!(text.contains(row.operation) && text.contains(row.note), "{}", row.key);
         }
         for gap in GAPS {

@@ -68,10 +68,14 @@ struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
     #[arg(long, value_name = "BACKEND")]
     backend: Option<Choice>,
-    /// Layers that trap memory operations, separated by commas: notify, or inline,notify, where libc's own calls are
-    /// looked at in the process and trapped only if need be
+    /// Layers that trap memory operations, separated by commas: notify; inline, where libc's own calls are looked at in
+    /// the process and trapped only if need be; fault, userfaultfd on what is registered; auto [default: auto, which is
+    /// notify, and fault once the program uses io_uring]
     #[arg(long, value_name = "LAYERS")]
     trap: Option<String>,
+    /// What is done when the program sets up a ring: watch, or deny (io_uring_setup answers EPERM) [default: watch]
+    #[arg(long, value_name = "WHAT")]
+    io_uring: Option<String>,
     /// How much the supervisor logs [default: warn]
     #[arg(long, value_name = "LEVEL")]
     log: Option<LogLevel>,

@@ -5,15 +5,17 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::Context as _;
 use ummunotify::backend::{Backend as _, Choice, Emulated, Kmod, Obstacle};
-use ummunotify::coverage::Layer;
 use ummunotify::shimfile;
+use ummunotify::trap::{FaultLayer, Layers, Net, Rings};
 use ummunotify_abi::config;
 
 use super::command::{self, Kind, Program};
 use super::enclosure;
+use super::probe::host;
 use super::{EXIT_USAGE, Failure, LogLevel, RunArguments, complain};
 
 /// The emulator can't work here (the convention of env, nohup and timeout).
@@ -32,7 +34,11 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
     let settings = Settings::new(options)?;
     let program = command::find(name).map_err(|m| Failure::new(m.exit_code(), m.to_string()))?;
     look_at(&program)?;
-    check_backend(settings.backend).map_err(|o| Failure { error: o.into(), code: EXIT_CANNOT })?;
+    let emulated = check_backend(settings.backend, settings.layers().net != Net::None)
+        .map_err(|o| Failure { error: o.into(), code: EXIT_CANNOT })?;
+    if emulated {
+        settings.name_losses()?;
+    }
     let binary = own_path().map_err(|error| Failure { error, code: EXIT_CANNOT })?;
     let shim = shimfile::find(&binary).map_err(|e| Failure { error: e.into(), code: EXIT_CANNOT })?;
     settings.export(&binary, &shim.path);
@@ -71,7 +77,9 @@ fn start_instead(options: &RunArguments, path: &OsStr, shown: &OsStr) -> Failure
 #[derive(Debug)]
 struct Settings {
     backend: Choice,
-    trap: Option<String>,
+    /// Checked, and as they were given.
+    trap: Option<(Layers, String)>,
+    rings: Option<Rings>,
     log: Option<LogLevel>,
     log_file: Option<PathBuf>,
     stats: bool,
@@ -86,16 +94,8 @@ impl Settings {
             (None, Some(word)) => word.parse().map_err(|e| usage(format!("{}: {e}", config::ENV_BACKEND)))?,
             (None, None) => Choice::default(),
         };
-        let inherited = std::env::var(config::ENV_TRAP).ok().filter(|layers| !layers.is_empty());
-        let trap = match (&options.trap, inherited) {
-            (Some(layers), _) => Some(("--trap", layers.clone())),
-            (None, Some(layers)) => Some((config::ENV_TRAP, layers)),
-            (None, None) => None,
-        };
-        if let Some((source, layers)) = &trap {
-            Layer::set(layers).map_err(|e| usage(format!("{source}: {e}")))?;
-        }
-        let trap = trap.map(|(_, layers)| layers);
+        let trap = chosen("--trap", options.trap.as_ref(), config::ENV_TRAP).map_err(usage)?;
+        let rings = chosen("--io-uring", options.io_uring.as_ref(), config::ENV_IO_URING).map_err(usage)?;
         let inherited = std::env::var_os(config::ENV_LOG_FILE).filter(|path| !path.is_empty());
         let named = match (&options.log_file, &inherited) {
             (Some(path), _) => Some(("--log-file", path.as_path())),
@@ -106,7 +106,8 @@ impl Settings {
             .map(|(source, path)| log_file(source, path))
             .transpose()
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
-        Ok(Self { backend, trap, log: options.log, log_file, stats: options.stats })
+        let rings = rings.map(|(rings, _)| rings);
+        Ok(Self { backend, trap, rings, log: options.log, log_file, stats: options.stats })
     }
 
     /// True if an open of the device gets the emulated one.
@@ -118,6 +119,41 @@ impl Settings {
         }
     }
 
+    fn layers(&self) -> Layers {
+        self.trap.as_ref().map_or_else(Layers::default, |(layers, _)| *layers)
+    }
+
+    /// Says once what can't be seen here although it was asked for, or matters.
+    fn name_losses(&self) -> Result<(), Failure> {
+        let layers = self.layers();
+        if layers.fault == FaultLayer::Off {
+            return Ok(());
+        }
+        match (host::try_userfaultfd(), layers) {
+            (Ok(()), Layers { net: Net::None, .. }) => complain(
+                "notice: the layer fault alone hears of an operation only when the memory is gone, and of few kinds of \
+                 them; doctor names which",
+            ),
+            (Ok(()), _) => {}
+            (Err(e), Layers { net: Net::None, .. }) => {
+                let message = format!("--trap fault: userfaultfd: {e}; allow it, or use --trap notify");
+                return Err(Failure::new(EXIT_CANNOT, message));
+            }
+            (Err(e), Layers { fault: FaultLayer::On, .. }) => complain(&format!(
+                "notice: userfaultfd can't be had here: {e}. The layer fault sees nothing: what changes memory through \
+                 io_uring goes unseen"
+            )),
+            (Err(e), _) if self.rings != Some(Rings::Deny) && host::try_io_uring().is_ok() => {
+                complain(&format!(
+                    "notice: userfaultfd can't be had here: {e}. Programs may use io_uring, and what changes memory through \
+                     it goes unseen (--io-uring=deny closes that)"
+                ))
+            }
+            (Err(_), _) => {}
+        }
+        Ok(())
+    }
+
     /// Puts all of it where the shim and the supervisor look.
     fn export(&self, binary: &Path, shim: &Path) {
         let mut names = vec![
@@ -125,7 +161,8 @@ impl Settings {
             (config::ENV_BACKEND, self.backend.name().into()),
             ("LD_PRELOAD", preload(shim, std::env::var_os("LD_PRELOAD").as_deref())),
         ];
-        names.extend(self.trap.clone().map(|layers| (config::ENV_TRAP, layers.into())));
+        names.extend(self.trap.as_ref().map(|(_, text)| (config::ENV_TRAP, OsString::from(text))));
+        names.extend(self.rings.map(|rings| (config::ENV_IO_URING, OsString::from(rings.name()))));
         names.extend(self.log.map(|level| (config::ENV_LOG, level.name().into())));
         names.extend(self.log_file.clone().map(|path| (config::ENV_LOG_FILE, path.into_os_string())));
         names.extend(self.stats.then(|| (config::ENV_STATS, OsString::from("1"))));
@@ -134,6 +171,22 @@ impl Settings {
             unsafe { std::env::set_var(name, value) };
         }
     }
+}
+
+/// What an option says, else a variable; checked, and as it was given.
+fn chosen<T: FromStr<Err = String>>(
+    option: &str,
+    given: Option<&String>,
+    variable: &str,
+) -> Result<Option<(T, String)>, String> {
+    let inherited = std::env::var(variable).ok().filter(|text| !text.is_empty());
+    let (name, text) = match (given, inherited) {
+        (Some(text), _) => (option, text.clone()),
+        (None, Some(text)) => (variable, text),
+        (None, None) => return Ok(None),
+    };
+    let value = text.parse().map_err(|e| format!("{name}: {e}"))?;
+    Ok(Some((value, text)))
 }
 
 /// An absolute path that can be written to; `source` names where the path comes from.
@@ -189,12 +242,14 @@ fn look_at(program: &Program) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tries the backend that an open of the device will use.
-fn check_backend(choice: Choice) -> Result<(), Obstacle> {
+/// Tries the backend that an open of the device will use; true if it is the emulator. `notify`: that one uses a
+/// filter.
+fn check_backend(choice: Choice, notify: bool) -> Result<bool, Obstacle> {
+    let emulated = || if notify { Emulated.check() } else { Ok(()) };
     match choice {
-        Choice::Kmod => Kmod.check(),
-        Choice::Emulated => Emulated.check(),
-        Choice::Auto => Kmod.check().or_else(|_| Emulated.check()),
+        Choice::Kmod => Kmod.check().map(|()| false),
+        Choice::Emulated => emulated().map(|()| true),
+        Choice::Auto => Kmod.check().map(|()| false).or_else(|_| emulated().map(|()| true)),
     }
 }
 
@@ -245,5 +300,19 @@ mod tests {
         assert_eq!(list(""), "/x/shim.so");
         assert_eq!(list("a.so b.so"), "/x/shim.so:a.so:b.so");
         assert_eq!(list("a.so:/x/shim.so"), "/x/shim.so:a.so");
+    }
+
+    #[test]
+    fn only_layers_that_exist_are_taken() {
+        let taken =
+            |text: &str| chosen::<Layers>("--trap", Some(&text.to_owned()), "UMMUNOTIFY_TRAP_OF_NOBODY");
+        assert_eq!(taken("notify,fault").unwrap().unwrap().1, "notify,fault");
+        for layers in ["", "notify,trap", "notify,"] {
+            assert!(
+                taken(layers).is_err_and(|e| e.starts_with("--trap: this version has the layers")),
+                "{layers}"
+            );
+        }
+        assert_eq!(chosen::<Layers>("--trap", None, "UMMUNOTIFY_TRAP_OF_NOBODY"), Ok(None));
     }
 }

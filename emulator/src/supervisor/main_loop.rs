@@ -17,6 +17,7 @@ use super::clerk::{self, Entrance};
 use super::context::Context;
 use super::crowded::CrowdedTarget;
 use super::desk::Desk;
+use super::fault;
 use super::log;
 use super::shared::{Message, Shared};
 use super::sleepers::GoOn;
@@ -24,9 +25,11 @@ use super::socket::{Connection, Door};
 use super::space::Space;
 use super::task;
 use super::worker::{Finding, Job};
+use crate::target::{ProcessTarget, Target as _};
 use crate::trap::device::DeviceCall;
 use crate::trap::effect::{Effect, effect};
 use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
+use crate::trap::{FaultLayer, Rings};
 
 /// What an epoll event is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -332,9 +335,10 @@ impl MainLoop {
         }
         if std::env::var(ummunotify_abi::config::ENV_STATS).is_ok_and(|v| v == "1") {
             super::log::print(format_args!(
-                "process {}, context {number}: {}",
+                "process {}, context {number}: {}{}",
                 space.pid,
-                summary(&context.engine.statistics())
+                summary(&context.engine.statistics()),
+                unwatched(&space)
             ));
         }
         log::info!("context {number} of process {} is closed", space.pid);
@@ -386,16 +390,17 @@ impl MainLoop {
                 for space in &job.candidates {
                     space.stuck.store(true, Ordering::Release);
                 }
-                self.give_up(&job.candidates, job.id, &job.spared);
+                self.give_up(&job.candidates, job.id, job.tid, &job.spared);
             }
         }
         self.desk.deadlines(&self.shared);
     }
 
-    fn give_up(&self, spaces: &[Arc<Space>], id: u64, spared: &[u64]) {
+    fn give_up(&self, spaces: &[Arc<Space>], id: u64, tid: u32, spared: &[u64]) {
         let call = GoOn::new(&self.shared.listener, id);
         for space in spaces {
             space.invalidate_all_but(Reason::Deadline, spared);
+            space.fault.recorded(tid, &[PageRange::ALL]);
             space.delay(&call);
         }
     }
@@ -466,8 +471,23 @@ impl MainLoop {
             // Numbers of threads that have ended may come back as the child's.
             self.members.clear();
         }
+        if decoded == Decoded::NewRing && self.shared.rings == Rings::Deny {
+            log::info!("task {}: io_uring_setup is denied", call.tid);
+            if let Err(e) = listener.answer(call.id, -i64::from(libc::EPERM)) {
+                log::warning!("task {}: can't deny it a ring: {e}", call.tid);
+            }
+            return;
+        }
         let home = self.home(call.tid);
         match (decoded, home) {
+            (Decoded::NewRing, Home::Space(space)) => self.before_ring(call.id, vec![space]),
+            (Decoded::NewRing, Home::Perhaps(spaces)) => self.before_ring(call.id, spaces),
+            (Decoded::OwnWatch { argument }, Home::Space(space)) => {
+                self.before_own_watch(call, argument, vec![space]);
+            }
+            (Decoded::OwnWatch { argument }, Home::Perhaps(spaces)) => {
+                self.before_own_watch(call, argument, spaces);
+            }
             (Decoded::Exec, home) => {
                 self.before_exec(call.tid, home);
                 self.proceed(call.id);
@@ -513,6 +533,10 @@ impl MainLoop {
 
     /// Lets the call run at once if it can hit nothing; else hands it to a worker.
     fn operation(&mut self, call: &Notification, spaces: Vec<Arc<Space>>, proof: bool, operation: Operation) {
+        for space in spaces.iter().filter(|_| self.shared.layers.fault != FaultLayer::Off) {
+            let reach = operation.reach_with_heap(space.heap_limit());
+            space.fault.begin(call.tid, &operation, reach, &space.contexts());
+        }
         // Before anything is decided by it: who is spared now is spared until the call is let go.
         let mut spared = Vec::new();
         spaces.iter().for_each(|s| s.spare(call.tid, &mut spared));
@@ -522,27 +546,30 @@ impl MainLoop {
             spaces.iter().for_each(|s| s.heap_asked(end));
         }
         self.note_lingering(&spaces, operation.reach());
-        if !may_hit {
+        let in_the_way = self.shared.layers.fault != FaultLayer::Off
+            && spaces.iter().any(|s| !s.fault.passes(call.tid, &operation));
+        if !may_hit && !in_the_way {
             self.proceed(call.id);
             return;
         }
-        if let ([space], false) = (spaces.as_slice(), proof)
+        if let ([space], false) = (spaces.as_slice(), proof || in_the_way)
             && let Some(pieces) = self.known_at_once(call.tid, space, &operation)
         {
             log::debug!("task {}: {operation:?}: {pieces:x?}", call.tid);
             space.record(&pieces, &spared);
+            space.fault.recorded(call.tid, &pieces);
             space.delay(&GoOn::new(&self.shared.listener, call.id));
             return;
         }
         if spaces.iter().any(|s| s.stuck.load(Ordering::Acquire)) {
-            self.give_up(&spaces, call.id, &spared);
+            self.give_up(&spaces, call.id, call.tid, &spared);
             return;
         }
         let job = Arc::new(Job::new(call.id, call.tid, spaces, proof, operation, spared));
         if job.candidates.first().is_some_and(|s| s.submit(Arc::clone(&job))) {
             self.pending.push_back(job);
         } else {
-            self.give_up(&job.candidates, call.id, &job.spared);
+            self.give_up(&job.candidates, call.id, call.tid, &job.spared);
         }
     }
 
@@ -568,6 +595,72 @@ impl MainLoop {
             self.members.remove(&other);
         }
         None
+    }
+
+    /// A ring is about to be set up: the call waits until userfaultfd watches. That can wait for the target's
+    /// mapping lock, as the call's own mappings would.
+    fn before_ring(&self, id: u64, spaces: Vec<Arc<Space>>) {
+        if self.shared.layers.fault == FaultLayer::Off
+            || spaces.iter().all(|s| s.fault.is_on() && s.fault.bypass())
+        {
+            self.proceed(id);
+            return;
+        }
+        self.aside(id, move |shared| {
+            for space in &spaces {
+                if let Err(e) = space.expect_bypass(&shared.kernel) {
+                    let errno = e.raw_os_error().map_or(nix::Error::EIO, nix::Error::from_raw);
+                    fault::say_missing(space, errno, "it sets up an io_uring ring");
+                }
+            }
+        });
+    }
+
+    /// A userfaultfd of the application is about to watch something: ours steps aside, for a range can have one only.
+    fn before_own_watch(&self, call: &Notification, argument: u64, spaces: Vec<Arc<Space>>) {
+        if spaces.iter().all(|s| !s.fault.is_on()) {
+            self.proceed(call.id);
+            return;
+        }
+        let tid = call.tid;
+        self.aside(call.id, move |shared| {
+            let mut target = ProcessTarget::new(tid.cast_signed(), true, &shared.kernel);
+            let mut words = [0u8; 16];
+            let range = match target.read_memory(argument, &mut words) {
+                Ok(()) => {
+                    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| words[at + i]));
+                    PageRange::new(word(0), word(0).saturating_add(word(8)))
+                }
+                Err(_) => PageRange::ALL,
+            };
+            for space in &spaces {
+                if space.give_away(range, &shared.kernel) {
+                    log::warning!(
+                        "process {}: a userfaultfd of its own watches [{:#x},{:#x}): ours doesn't any more, and what \
+                         io_uring changes there goes unseen",
+                        space.pid,
+                        range.start,
+                        range.end
+                    );
+                }
+            }
+        });
+    }
+
+    /// Does something that can wait for a target on a thread of its own, before a call goes on.
+    fn aside(&self, id: u64, work: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = Arc::clone(&self.shared);
+        let started =
+            std::thread::Builder::new().name("aside".into()).stack_size(256 * 1024).spawn(move || {
+                work(&shared);
+                if let Some(Err(e)) = shared.listener.get().map(|listener| listener.proceed(id)) {
+                    log::warning!("a trapped call can't go on: {e}");
+                }
+            });
+        if let Err(e) = started {
+            log::warning!("can't start a thread: {e}; userfaultfd may miss what is to come");
+            self.proceed(id);
+        }
     }
 
     /// A closed context whose counter may be unmapped by this call is looked at again soon.
@@ -685,6 +778,12 @@ fn summary(statistics: &Statistics) -> String {
         statistics.hits,
         statistics.reported
     );
+    if statistics.announced > 0 {
+        line += &format!(
+            "; {} told by userfaultfd alone, {} of them hit nothing",
+            statistics.announced, statistics.vain
+        );
+    }
     for reason in Reason::ALL {
         let times = statistics.everything(reason);
         if times > 0 {
@@ -692,4 +791,11 @@ fn summary(statistics: &Statistics) -> String {
         }
     }
     line
+}
+
+fn unwatched(space: &Space) -> String {
+    match space.fault.unwatched() {
+        0 => String::new(),
+        n => format!("; userfaultfd couldn't watch {n} times"),
+    }
 }

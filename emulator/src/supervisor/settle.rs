@@ -10,7 +10,7 @@ use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 
 use super::context::Context;
-use crate::trap::operation::{Decoded, Reach, Syscall};
+use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
 use crate::trap::policy::ARCH_X86_64;
 
 /// How long an open may wait for the other threads.
@@ -61,6 +61,39 @@ pub fn follow(pid: u32, mut left: Vec<u32>) {
     }
 }
 
+/// Waiting for a thread to leave the call that it was let into: one that would fail where memory is watched.
+#[derive(Debug)]
+pub struct Leaving {
+    tid: u32,
+    since: Instant,
+    stopped: bool,
+}
+
+impl Leaving {
+    /// From now on.
+    pub fn new(tid: u32) -> Self {
+        Self { tid, since: Instant::now(), stopped: false }
+    }
+
+    /// Whether the thread of process `pid` has left it, or ten seconds are over.
+    pub fn is_over(&mut self, pid: u32) -> bool {
+        match look_for(pid, self.tid, &|operation| operation.fails_on_watched().is_some()) {
+            Seen::Outside => return true,
+            Seen::Inside => {}
+            Seen::Unclear => {
+                // As in `settle`: late, and once.
+                if !self.stopped && self.since.elapsed() > Duration::from_millis(2) {
+                    self.stopped = true;
+                    if stop_apart(self.tid) {
+                        return true;
+                    }
+                }
+            }
+        }
+        self.since.elapsed() > Duration::from_secs(10)
+    }
+}
+
 /// Waits until each task was seen outside whose call the context's [`Watch`](super::recorder::Watch) let go
 /// unrecorded; false if some weren't when the time is `due`. Its next trapped call shows that as well, so a busy
 /// task needs no look. With the process everything ends that could be inside.
@@ -76,7 +109,7 @@ pub fn settle_loose(context: &Context, due: Instant, has_ended: impl Fn() -> boo
         let stop_now = !stopped && start.elapsed() > STOP_AFTER;
         stopped |= stop_now;
         for tid in left {
-            let seen = look_at(&format!("/proc/{tid}/syscall"));
+            let seen = look_at(&format!("/proc/{tid}/syscall"), &acts);
             if seen == Seen::Outside || stop_now && seen == Seen::Unclear && stop_apart(tid) {
                 context.watch().seen_outside(tid);
             }
@@ -101,10 +134,20 @@ fn threads(pid: u32) -> Option<Vec<u32>> {
 /// What the thread is doing, by /proc/PID/task/TID/syscall: "running", "-1 …" (asleep outside any call, in a
 /// page fault), or number and arguments of the call that it sleeps in (proc_pid_syscall(5)).
 fn look(pid: u32, tid: u32) -> Seen {
-    look_at(&format!("/proc/{pid}/task/{tid}/syscall"))
+    look_for(pid, tid, &acts)
 }
 
-fn look_at(path: &str) -> Seen {
+/// Whether the operation can touch anything.
+fn acts(operation: &Operation) -> bool {
+    operation.reach() != Reach::Nothing
+}
+
+/// The same for the calls that `watched` names.
+fn look_for(pid: u32, tid: u32, watched: &dyn Fn(&Operation) -> bool) -> Seen {
+    look_at(&format!("/proc/{pid}/task/{tid}/syscall"), watched)
+}
+
+fn look_at(path: &str, watched: &dyn Fn(&Operation) -> bool) -> Seen {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         // ENOENT, ESRCH: it has ended.
@@ -119,9 +162,8 @@ fn look_at(path: &str) -> Seen {
         *arg = u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap_or(0);
     }
     match Decoded::new(&Syscall { arch: ARCH_X86_64, nr, args }) {
-        Decoded::Operation(operation) | Decoded::Fork(operation) if operation.reach() != Reach::Nothing => {
-            Seen::Inside
-        }
+        Decoded::Operation(operation) | Decoded::Fork(operation) if watched(&operation) => Seen::Inside,
+        Decoded::NewRing => Seen::Inside,
         _ => Seen::Outside,
     }
 }

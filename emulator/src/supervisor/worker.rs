@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
+use ummunotify_abi::PageRange;
 use ummunotify_engine::Reason;
 use ummunotify_sys::notify::Listener;
 
@@ -17,7 +18,7 @@ use super::log;
 use super::sleepers::GoOn;
 use super::space::Space;
 use super::task;
-use crate::target::{KernelTraits, ProcessTarget};
+use crate::target::{KernelTraits, ProcessTarget, maps};
 use crate::trap::effect::{Effect, effect};
 use crate::trap::operation::Operation;
 
@@ -105,9 +106,11 @@ pub fn run(
             [first, others @ ..] => {
                 let watches = |range| spaces.iter().any(|s| s.may_hit(range, &job.spared));
                 let many = !others.is_empty() || first.many_tasks();
+                let seam = |address| spaces.iter().any(|s| s.fault.is_seam(address));
                 let mut target = ProcessTarget::new(job.tid.cast_signed(), many, kernel)
                     .owned_by(first.pid.cast_signed())
-                    .watching(&watches);
+                    .watching(&watches)
+                    .without_seams(&seam);
                 effect(&job.operation, &mut target)
             }
         };
@@ -117,15 +120,56 @@ pub fn run(
             continue;
         }
         log::debug!("task {}: {:?}: {:x?}", job.tid, job.operation, effect);
+        let mut aside = Vec::new();
         for space in &spaces {
+            let off = off_for(space, &job, kernel);
             match &effect {
-                Effect::Pieces(pieces) => space.record(pieces, &job.spared),
-                Effect::All(_) => space.invalidate_all_but(Reason::Unreadable, &job.spared),
+                Effect::Pieces(pieces) => {
+                    // The last of them when the watch is off.
+                    let (now, last) = match (off, pieces.split_last()) {
+                        (Some(_), Some((last, first))) => (first, Some(*last)),
+                        _ => (pieces.as_slice(), None),
+                    };
+                    space.record(now, &job.spared);
+                    if let Some(range) = off {
+                        space.take_off(job.tid, range, last, &job.spared, kernel);
+                    }
+                    space.fault.recorded(job.tid, pieces);
+                }
+                Effect::All(_) => {
+                    space.invalidate_all_but(Reason::Unreadable, &job.spared);
+                    if let Some(range) = off {
+                        space.take_off(job.tid, range, Some(PageRange::ALL), &job.spared, kernel);
+                    }
+                    space.fault.recorded(job.tid, &[PageRange::ALL]);
+                }
             }
+            aside.extend(off.map(|_| Arc::clone(space)));
         }
         let call = GoOn::new(listener, job.id);
         spaces.iter().for_each(|space| space.delay(&call));
+        drop(call);
+        aside.into_iter().for_each(|s| s.tend(kernel));
     }
+}
+
+/// The range that userfaultfd must be taken off for a call that would fail, since the watch parts mappings; `None` if
+/// it isn't in the way.
+fn off_for(space: &Arc<Space>, job: &Job, kernel: &KernelTraits) -> Option<PageRange> {
+    let range = job.operation.fails_on_watched()?;
+    if space.fault.passes(job.tid, &job.operation) {
+        return None;
+    }
+    let is_whole = || {
+        let table = task::mappings(job.tid, kernel);
+        table.is_ok_and(|table| maps::overlapping(&table, range).len() <= 1)
+    };
+    // Where it is one mapping as before, nothing is in the way.
+    if matches!(job.operation, Operation::Mremap { .. }) && space.fault.passes_whole(job.tid, range, is_whole)
+    {
+        return None;
+    }
+    Some(range)
 }
 
 /// The worker is back from a job that was answered at its deadline. Jobs that expired behind it in the queue say

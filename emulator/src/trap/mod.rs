@@ -12,11 +12,13 @@ pub mod effect;
 pub mod filter;
 #[cfg(test)]
 mod inline_agrees;
+pub mod layers;
 pub mod operation;
 pub mod policy;
 
 pub use device::DeviceCall;
 pub use effect::{Effect, Reason, effect};
 pub use filter::Filter;
+pub use layers::{FaultLayer, Layers, Net, Rings};
 pub use operation::{Decoded, Operation, Reach, Syscall};
 pub use policy::Policy;

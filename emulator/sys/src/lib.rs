@@ -12,6 +12,7 @@ pub mod ptrace;
 pub mod seccomp;
 pub mod socket;
 pub mod traits;
+pub mod uffd;
 
 use std::io;
 
