@@ -352,6 +352,39 @@ fn ptrace_forbidden_by_a_profile_is_eperm() {
     }
 }
 
+/// Which layer comes next, whether a filter picks the calls for it, and what is lost by it.
+#[test]
+fn doctor_names_another_layer_than_an_open_gets() {
+    let stage = Stage::new();
+    let confine = stage.client(&program("confine"));
+    let by_trace = "\"foreign-listener\", \"static-trace\", \"untraced\"";
+    for (how, layer, filter, lost) in [
+        ("nothing", "\"notify\"", "true", ""),
+        ("deny=ptrace", "\"notify\"", "true", ""),
+        ("deny=process_vm_readv", "\"notify\"", "true", ""),
+        ("einval", "\"trace\"", "true", by_trace),
+        ("listener", "\"trace\"", "true", by_trace),
+        ("eperm", "\"trace\"", "false", by_trace),
+        ("enosys", "\"trace\"", "false", by_trace),
+        ("deny=ptrace,seccomp", "null", "null", ""),
+    ] {
+        let confined =
+            || stage.program(Mode::Native, Account::Ordinary, &confine).arg(how).arg(stage.binary());
+        let outcome = confined().args(["doctor", "--json"]).limit(LIMIT).run();
+        let code = i32::from(layer == "null");
+        assert_eq!(outcome.code(), Some(code), "{how}: {outcome}");
+        let expected = format!("\"layer\": {layer}, \"filter\": {filter}, \"lost\": [{lost}], ");
+        assert!(outcome.stdout.contains(&expected), "{how}: expected {expected}: {outcome}");
+        let outcome = confined().arg("doctor").limit(LIMIT).run();
+        assert_eq!(outcome.code(), Some(code), "{how}: {outcome}");
+        let verdict = match layer {
+            "null" => "doesn't work here. Missing: listener".to_owned(),
+            layer => format!("with the emulator, layer {}.", layer.trim_matches('"')),
+        };
+        assert!(outcome.stdout.contains(&verdict), "{how}: expected {verdict}: {outcome}");
+    }
+}
+
 /// However few there are: the device opens, or the client gets EMFILE, which open may always answer and which
 /// needs no further words. Nothing in between.
 #[test]

@@ -220,16 +220,23 @@ fn operations_are_missed_or_misreported_in_containers() {
     let (walk, confine) =
         (walk(&stage), stage.client(&Client::program("confine", &["badly_used/confine.c"])));
     let coverage = coverage(&stage, "auto", str::to_owned);
-    let surroundings =
-        ["docker", "podman", "deny=userfaultfd,io_uring_setup", "deny=ptrace,process_vm_readv,kcmp"];
-    for (nth, how) in surroundings.into_iter().enumerate() {
+    let surroundings = [
+        ("docker", "auto"),
+        ("podman", "auto"),
+        ("deny=userfaultfd,io_uring_setup", "auto"),
+        ("deny=ptrace,process_vm_readv,kcmp", "auto"),
+        ("deny=process_vm_readv,kcmp", "trace"),
+        // Without a listener: by trace, and nothing is patched.
+        ("einval", "inline,auto"),
+    ];
+    for (nth, (how, layers)) in surroundings.into_iter().enumerate() {
         let accounts = Account::available();
         let account = accounts[nth % accounts.len()];
         let outcome = stage
             .program(Mode::Native, account, &confine)
             .arg(how)
             .arg(stage.binary())
-            .args(["run", "--"])
+            .args(["run", "--trap", layers, "--"])
             .arg(&walk)
             .arg("--coverage")
             .arg(&coverage)
@@ -237,10 +244,10 @@ fn operations_are_missed_or_misreported_in_containers() {
             .limit(Duration::from_secs(120))
             .run();
         let failed = failures(&outcome);
-        assert!(failed.is_empty(), "{how} {account:?}: rows that were reported wrongly:\n{failed}");
+        assert!(failed.is_empty(), "{how} {layers} {account:?}: rows that were reported wrongly:\n{failed}");
         outcome.assert_success();
         assert!(tally(&outcome, "ok") >= LEAST_ROWS - 30, "{outcome}");
-        say(&format!("{how} {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
+        say(&format!("{how} {layers} {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
     }
 }
 

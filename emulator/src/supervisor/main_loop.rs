@@ -469,7 +469,7 @@ impl MainLoop {
         self.trapped(trapped);
     }
 
-    /// The call isn't made; it returns this.
+    /// Has one of our own calls return this. The kernel knows none of them: a traced one is made and does nothing.
     fn answer_with(&mut self, held: Held, value: i64) {
         match held {
             Held::Notified(id) => self.shared.gate.listener_says(|listener| listener.answer(id, value)),
