@@ -11,10 +11,12 @@ RUST_MIN := 1.95
 BUILD_PACKAGES := gcc libc6-dev libclang1
 # A client in Go is tested where `go` is: 450 MB are too many to install for one test.
 TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils musl-tools
-# Rounds of each race in `make race` and `make revalidate`; `make test` runs a twentieth or less.
+# Rounds of each race in `make race`; `make test` runs a twentieth or less.
 RACE_ROUNDS := 1000000
 # Processes in `make load`; `make test` starts eight.
 LOAD_ROUNDS := 1000
+# Rounds of the re-validation race in `make revalidate`; `make test` runs a hundredth.
+REVALIDATE_ROUNDS := 1000000
 # Random steps in `make differential`; `make conformance` takes 5,000.
 DIFFERENTIAL_STEPS := 100000
 # Moves between emulator and module in `make switch`; `make test` and `make conformance` take 100.
@@ -36,7 +38,7 @@ help:
 	@echo 'make lint       formatting and clippy'
 	@echo 'make bench      what interception costs here, as ratios to native'
 	@echo 'make race       the address-reuse race and the re-validation race, $(RACE_ROUNDS) rounds each'
-	@echo 'make revalidate the same races with userfaultfd, and that of a cache and a ring, $(RACE_ROUNDS) rounds each'
+	@echo 'make revalidate the re-validation race by every kind of call under trace, and with userfaultfd, $(REVALIDATE_ROUNDS) rounds'
 	@echo 'make load       first opens of the device under load, $(LOAD_ROUNDS) processes'
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
@@ -150,15 +152,17 @@ race: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- --nocapture
 
+revalidate: rust install-build-deps
+	cargo build --workspace --all-targets --release
+	UMMUNOTIFY_REVALIDATE_ROUNDS=$(REVALIDATE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- \
+	    --nocapture stays_stale_under_trace
+	UMMUNOTIFY_RACE_ROUNDS=$(REVALIDATE_ROUNDS) cargo test --release -p ummunotify-tests --test fault -- --nocapture \
+	    what_is_registered_again_too_early_stays_stale a_cache_entry_is_stale_after_a_request_of_a_ring
+
 # The device opened for the first time, and libc patched, while eight threads map and unmap.
 load: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_LOAD_ROUNDS=$(LOAD_ROUNDS) cargo test --release -p ummunotify-tests --test inline -- --nocapture under_load
-
-revalidate: rust install-build-deps
-	cargo build --workspace --all-targets --release
-	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test fault -- --nocapture \
-	    what_is_registered_again_too_early_stays_stale a_cache_entry_is_stale_after_a_request_of_a_ring
 
 bench: rust install-build-deps
 	cargo build --release -p ummunotify -p ummunotify-benches

@@ -17,11 +17,13 @@ pub enum Layer {
     Notify,
     /// userfaultfd on registered ranges.
     Fault,
+    /// ptrace by the supervisor: it stops the same calls and reads them by the same code.
+    Trace,
 }
 
 impl Layer {
     /// Those that this version has.
-    pub const ALL: &[Self] = &[Self::Inline, Self::Notify, Self::Fault];
+    pub const ALL: &[Self] = &[Self::Inline, Self::Notify, Self::Fault, Self::Trace];
 
     /// The word that stands for it in `--trap`.
     pub const fn name(self) -> &'static str {
@@ -29,18 +31,8 @@ impl Layer {
             Self::Inline => "inline",
             Self::Notify => "notify",
             Self::Fault => "fault",
+            Self::Trace => "trace",
         }
-    }
-
-    /// The layer of that name.
-    ///
-    /// # Errors
-    /// A sentence that names those that there are.
-    pub fn named(word: &str) -> Result<Self, String> {
-        Self::ALL.iter().copied().find(|layer| layer.name() == word).ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|layer| layer.name()).collect();
-            format!("this version has the layers {}, and auto; not `{word}`", names.join(", "))
-        })
     }
 }
 
@@ -92,7 +84,8 @@ pub struct Row {
     pub key: &'static str,
     /// The operation, as a person would name it.
     pub operation: &'static str,
-    /// The notify layer: a seccomp filter and a supervisor.
+    /// The notify layer: a seccomp filter and a supervisor. The trace layer (ptrace) sees the same: it stops the
+    /// same calls and reads them by the same code.
     pub notify: Sight,
     /// The fault layer, userfaultfd, by itself: it hears of an operation late, and stands in for notify only where
     /// that one sees nothing.
@@ -106,7 +99,7 @@ impl Row {
     pub const fn by(&self, layer: Layer) -> Sight {
         match layer {
             Layer::Inline => Sight::Unseen,
-            Layer::Notify => self.notify,
+            Layer::Notify | Layer::Trace => self.notify,
             Layer::Fault => self.fault,
         }
     }
@@ -126,6 +119,15 @@ pub struct Gap {
     pub what: &'static str,
     /// What that means for a client, and what helps.
     pub note: &'static str,
+    /// The layer by which it isn't reached; `None`: by none.
+    pub by: Option<Layer>,
+}
+
+impl Gap {
+    /// Whether it is one where that layer traps.
+    pub fn is_of(&self, layer: Layer) -> bool {
+        self.by.is_none_or(|by| by == layer)
+    }
 }
 
 const fn exact(key: &'static str, operation: &'static str) -> Row {
@@ -272,49 +274,77 @@ pub const GAPS: &[Gap] = &[
                filter",
         note: "the shim has them started by `ummunotify run`, but for these; a second filter can't be had where the \
                program that starts them has opened the device",
+        by: None,
     },
     Gap {
         key: "static-copies",
         what: "copies of the device in a static program at numbers of its own choice (dup2), or received (SCM_RIGHTS)",
         note: "the filter knows the device by its number, from 960 to 1023: such a copy can be polled, passed on and \
                used with ioctl, but not read or mapped",
+        by: None,
     },
     Gap {
         key: "static-path",
         what: "stat and access of the device's path in a static program",
         note: "they say ENOENT; open works, with numbers that aren't the lowest free ones",
+        by: None,
     },
     Gap {
         key: "static-debugged",
         what: "a static program that is traced when it opens or maps the device",
         note: "it is made to map pages by ptrace, which a debugger has for itself: EPERM; attach it afterwards. So do \
                children of the command where Yama's ptrace_scope isn't 0",
+        by: None,
     },
     Gap {
         key: "no-shim",
         what: "programs that were executed without the shim (environment cleared, set-user-ID)",
         note: "they find no device; an inherited device descriptor is a bare pipe there",
+        by: None,
     },
     Gap {
         key: "clone-vm",
         what: "CLONE_VM tasks outside the thread group that predate the filter",
         note: "the filter reaches threads only; open the device before such tasks are made",
+        by: None,
+    },
+    Gap {
+        key: "foreign-listener",
+        what: "by trace, calls that another program's seccomp listener is asked about",
+        note: "SECCOMP_RET_USER_NOTIF outranks SECCOMP_RET_TRACE: the tracer isn't told; start the client without it",
+        by: Some(Layer::Trace),
+    },
+    Gap {
+        key: "static-trace",
+        what: "by trace, static programs",
+        note: "their calls of the device are answered through a listener: `run` refuses them where one can't be had, and \
+               those that a traced program starts find no device",
+        by: Some(Layer::Trace),
+    },
+    Gap {
+        key: "untraced",
+        what: "by trace, tasks made with CLONE_UNTRACED",
+        note: "nobody traces them: under the filter their calls fail with ENOSYS, without one they go unseen",
+        by: Some(Layer::Trace),
     },
     Gap {
         key: "foreign-ring",
         what: "io_uring rings that another process made and handed over",
         note: "no call of this process shows them, so by default userfaultfd doesn't watch; --trap notify,fault does, and may \
                tell the first of their changes late",
+        by: None,
     },
     Gap {
         key: "mapped-later",
         what: "io_uring MADVISE on memory that was mapped into a region after its registration",
         note: "userfaultfd watches what is mapped there; the next registration of any region catches up",
+        by: None,
     },
     Gap {
         key: "raw-open",
         what: "an open of the device by a raw system call instruction",
         note: "the shim replaces libc's functions, syscall(3) included; inline assembly goes past it",
+        by: None,
     },
 ];
 
@@ -346,16 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_read_by_name_and_see_what_their_best_sees() {
-        for layer in Layer::ALL {
-            assert_eq!(Layer::named(layer.name()), Ok(*layer));
-        }
-        for word in ["", "magic", "notify,fault"] {
-            assert!(
-                Layer::named(word).is_err_and(|e| e.contains("has the layers inline, notify, fault")),
-                "{word}"
-            );
-        }
+    fn layers_see_what_their_best_sees() {
         let row = row("munmap").expect("it is in the table");
         assert_eq!(row.by_all(&[Layer::Notify]), Sight::Exact);
         assert_eq!(row.by_all(&[]), Sight::Unseen);

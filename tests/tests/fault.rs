@@ -22,7 +22,12 @@ const ROUNDS: u64 = 20_000;
 const BOTH: &str = "notify,fault";
 
 fn client(stage: &Stage, name: &str) -> PathBuf {
-    stage.client(&Client::program(&format!("fault-{name}"), &[&format!("fault/{name}.c")]))
+    client_of(stage, name, |client| client)
+}
+
+/// The same, made otherwise.
+fn client_of(stage: &Stage, name: &str, how: impl Fn(Client) -> Client) -> PathBuf {
+    stage.client(&how(Client::program(&format!("fault-{name}"), &[&format!("fault/{name}.c")])))
 }
 
 /// A program under these layers; in the environment, as both modes take them from there.
@@ -82,6 +87,33 @@ fn requests_of_a_ring_are_missed() {
             }
         }
     }
+}
+
+/// A program that nothing can be preloaded into is made to give us a userfaultfd.
+#[test]
+fn requests_of_a_ring_by_a_static_program_are_missed() {
+    let stage = Stage::new();
+    let watched = client_of(&stage, "watched", Client::fixed);
+    let reuse = client_of(&stage, "reuse", Client::fixed);
+    for account in Account::available() {
+        for layers in [None, Some(BOTH)] {
+            for scenario in ["ring-before", "ring-after", "ring-without-descriptor"] {
+                let outcome = under(&stage, Mode::Run, account, layers, &watched).arg(scenario).run();
+                if !went_well(&outcome, "requests of an io_uring ring by a static program") {
+                    return;
+                }
+                assert_eq!(outcome.stderr.matches("uses io_uring").count(), 1, "{outcome}");
+            }
+        }
+        let outcome = under(&stage, Mode::Run, account, None, &reuse).arg("2000").run();
+        outcome.assert_success();
+        assert!(figure(&outcome, "dropped") > 0, "nobody saw a dropped page: {outcome}");
+        let denied = under(&stage, Mode::Run, account, None, &watched).run_option("--io-uring=deny");
+        denied.arg("denied").run().assert_success();
+    }
+    let alone = under(&stage, Mode::Run, Account::Ordinary, Some("fault"), &watched).arg("ring-after").run();
+    assert_eq!(alone.code(), Some(125), "{alone}");
+    assert!(alone.stderr.contains("the layer fault gives the device to dynamic programs only"), "{alone}");
 }
 
 #[test]
@@ -218,7 +250,7 @@ fn a_preloaded_program_is_not_told_that_userfaultfd_is_missing() {
     assert!(outcome.stderr.contains("userfaultfd, without which nothing would be seen"), "{outcome}");
     let outcome = preloaded("fault,magic");
     assert_eq!(outcome.code(), Some(1), "{outcome}");
-    assert!(outcome.stderr.contains("can't open /dev/ummunotify"), "{outcome}");
+    assert!(outcome.stderr.contains("UMMUNOTIFY_TRAP is fault,magic"), "{outcome}");
 }
 
 /// Alone it is late, and says so: others can see that the memory is gone before the counter moves. It has moved when

@@ -68,9 +68,9 @@ struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
     #[arg(long, value_name = "BACKEND")]
     backend: Option<Choice>,
-    /// Layers that trap memory operations, separated by commas: notify; inline, where libc's own calls are looked at in
-    /// the process and trapped only if need be; fault, userfaultfd on what is registered; auto [default: auto, which is
-    /// notify, and fault once the program uses io_uring]
+    /// Layers that trap memory operations, separated by commas: auto (notify if it can be had, else trace; and fault once
+    /// the program uses io_uring), notify (seccomp) or trace (ptrace); fault: userfaultfd on what is registered, beside
+    /// them or alone; inline, with notify: libc's own calls are looked at in the process and trapped only if need be
     #[arg(long, value_name = "LAYERS")]
     trap: Option<String>,
     /// What is done when the program sets up a ring: watch, or deny (io_uring_setup answers EPERM) [default: watch]
@@ -133,6 +133,9 @@ struct DemoArguments {
 /// Options of `doctor`.
 #[derive(Args, Debug)]
 struct DoctorArguments {
+    /// Print only what `run` would use here, as a JSON object for scripts
+    #[arg(long, conflicts_with = "coverage")]
+    json: bool,
     /// Only print what is seen, for scripts: key, exact|covered|unseen|beyond and operation, separated by tabs
     #[arg(long)]
     coverage: bool,

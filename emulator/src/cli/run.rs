@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context as _;
-use ummunotify::backend::{Backend as _, Choice, Emulated, Kmod, Obstacle};
+use ummunotify::available;
+use ummunotify::backend::{Backend as _, Choice, Kmod};
 use ummunotify::shimfile;
-use ummunotify::trap::{FaultLayer, Layers, Net, Rings};
+use ummunotify::trap::layers::{FaultLayer, Layers, Net, Rings};
 use ummunotify_abi::config;
 
 use super::command::{self, Kind, Program};
@@ -34,8 +35,8 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
     let settings = Settings::new(options)?;
     let program = command::find(name).map_err(|m| Failure::new(m.exit_code(), m.to_string()))?;
     look_at(&program)?;
-    let emulated = check_backend(settings.backend, settings.layers().net != Net::None)
-        .map_err(|o| Failure { error: o.into(), code: EXIT_CANNOT })?;
+    let emulated = check_backend(settings.backend, settings.layers.net)
+        .map_err(|message| Failure::new(EXIT_CANNOT, message))?;
     if emulated {
         settings.name_losses()?;
     }
@@ -45,7 +46,8 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
     if program.kind == Kind::Static && !program.gains_privileges && settings.emulates() {
         let name = program.image.display().to_string();
         let help = "it is statically linked: see `ummunotify doctor`, or use --backend kmod";
-        enclosure::enclose(&name)
+        settings
+            .enclose(&name)
             .with_context(|| format!("{name} can't be given the device; {help}"))
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
     }
@@ -58,9 +60,9 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
 fn start_instead(options: &RunArguments, path: &OsStr, shown: &OsStr) -> Failure {
     let enclosed = || -> anyhow::Result<()> {
         let program = command::find(path).map_err(|m| anyhow::anyhow!("{m}"))?;
-        let emulates = Settings::new(options).map_err(|failure| failure.error)?.emulates();
-        if program.kind == Kind::Static && !program.gains_privileges && emulates {
-            enclosure::enclose(&program.image.display().to_string())?;
+        let settings = Settings::new(options).map_err(|failure| failure.error)?;
+        if program.kind == Kind::Static && !program.gains_privileges && settings.emulates() {
+            settings.enclose(&program.image.display().to_string())?;
         }
         Ok(())
     };
@@ -77,9 +79,8 @@ fn start_instead(options: &RunArguments, path: &OsStr, shown: &OsStr) -> Failure
 #[derive(Debug)]
 struct Settings {
     backend: Choice,
-    /// Checked, and as they were given.
-    trap: Option<(Layers, String)>,
-    rings: Option<Rings>,
+    layers: Layers,
+    rings: Rings,
     log: Option<LogLevel>,
     log_file: Option<PathBuf>,
     stats: bool,
@@ -94,8 +95,8 @@ impl Settings {
             (None, Some(word)) => word.parse().map_err(|e| usage(format!("{}: {e}", config::ENV_BACKEND)))?,
             (None, None) => Choice::default(),
         };
-        let trap = chosen("--trap", options.trap.as_ref(), config::ENV_TRAP).map_err(usage)?;
-        let rings = chosen("--io-uring", options.io_uring.as_ref(), config::ENV_IO_URING).map_err(usage)?;
+        let layers = chosen("--trap", options.trap.as_deref(), config::ENV_TRAP).map_err(usage)?;
+        let rings = chosen("--io-uring", options.io_uring.as_deref(), config::ENV_IO_URING).map_err(usage)?;
         let inherited = std::env::var_os(config::ENV_LOG_FILE).filter(|path| !path.is_empty());
         let named = match (&options.log_file, &inherited) {
             (Some(path), _) => Some(("--log-file", path.as_path())),
@@ -106,8 +107,7 @@ impl Settings {
             .map(|(source, path)| log_file(source, path))
             .transpose()
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
-        let rings = rings.map(|(rings, _)| rings);
-        Ok(Self { backend, trap, rings, log: options.log, log_file, stats: options.stats })
+        Ok(Self { backend, layers, rings, log: options.log, log_file, stats: options.stats })
     }
 
     /// True if an open of the device gets the emulated one.
@@ -119,37 +119,41 @@ impl Settings {
         }
     }
 
-    fn layers(&self) -> Layers {
-        self.trap.as_ref().map_or_else(Layers::default, |(layers, _)| *layers)
+    /// Puts a filter around a static program. The supervisor answers its calls of the device through a listener.
+    fn enclose(&self, name: &str) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            !matches!(self.layers.net, Net::Trace | Net::None),
+            "the layer {} gives the device to dynamic programs only; use --trap notify",
+            self.layers
+        );
+        enclosure::enclose(name)
     }
 
     /// Says once what can't be seen here although it was asked for, or matters.
     fn name_losses(&self) -> Result<(), Failure> {
-        let layers = self.layers();
-        if layers.fault == FaultLayer::Off {
+        let Layers { net, fault, .. } = self.layers;
+        if fault == FaultLayer::Off {
             return Ok(());
         }
-        match (host::try_userfaultfd(), layers) {
-            (Ok(()), Layers { net: Net::None, .. }) => complain(
+        match (host::try_userfaultfd(), net, fault) {
+            (Ok(()), Net::None, _) => complain(
                 "notice: the layer fault alone hears of an operation only when the memory is gone, and of few kinds of \
                  them; doctor names which",
             ),
-            (Ok(()), _) => {}
-            (Err(e), Layers { net: Net::None, .. }) => {
+            (Ok(()), ..) => {}
+            (Err(e), Net::None, _) => {
                 let message = format!("--trap fault: userfaultfd: {e}; allow it, or use --trap notify");
                 return Err(Failure::new(EXIT_CANNOT, message));
             }
-            (Err(e), Layers { fault: FaultLayer::On, .. }) => complain(&format!(
+            (Err(e), _, FaultLayer::On) => complain(&format!(
                 "notice: userfaultfd can't be had here: {e}. The layer fault sees nothing: what changes memory through \
                  io_uring goes unseen"
             )),
-            (Err(e), _) if self.rings != Some(Rings::Deny) && host::try_io_uring().is_ok() => {
-                complain(&format!(
-                    "notice: userfaultfd can't be had here: {e}. Programs may use io_uring, and what changes memory through \
-                     it goes unseen (--io-uring=deny closes that)"
-                ))
-            }
-            (Err(_), _) => {}
+            (Err(e), ..) if self.rings != Rings::Deny && host::try_io_uring().is_ok() => complain(&format!(
+                "notice: userfaultfd can't be had here: {e}. Programs may use io_uring, and what changes memory through \
+                 it goes unseen (--io-uring=deny closes that)"
+            )),
+            (Err(_), ..) => {}
         }
         Ok(())
     }
@@ -159,10 +163,10 @@ impl Settings {
         let mut names = vec![
             (config::ENV_BINARY, binary.as_os_str().to_owned()),
             (config::ENV_BACKEND, self.backend.name().into()),
+            (config::ENV_TRAP, self.layers.to_string().into()),
+            (config::ENV_IO_URING, self.rings.name().into()),
             ("LD_PRELOAD", preload(shim, std::env::var_os("LD_PRELOAD").as_deref())),
         ];
-        names.extend(self.trap.as_ref().map(|(_, text)| (config::ENV_TRAP, OsString::from(text))));
-        names.extend(self.rings.map(|rings| (config::ENV_IO_URING, OsString::from(rings.name()))));
         names.extend(self.log.map(|level| (config::ENV_LOG, level.name().into())));
         names.extend(self.log_file.clone().map(|path| (config::ENV_LOG_FILE, path.into_os_string())));
         names.extend(self.stats.then(|| (config::ENV_STATS, OsString::from("1"))));
@@ -173,20 +177,19 @@ impl Settings {
     }
 }
 
-/// What an option says, else a variable; checked, and as it was given.
-fn chosen<T: FromStr<Err = String>>(
+/// What an option says, else a variable, else the default.
+fn chosen<T: Default + FromStr<Err = String>>(
     option: &str,
-    given: Option<&String>,
+    given: Option<&str>,
     variable: &str,
-) -> Result<Option<(T, String)>, String> {
+) -> Result<T, String> {
     let inherited = std::env::var(variable).ok().filter(|text| !text.is_empty());
     let (name, text) = match (given, inherited) {
-        (Some(text), _) => (option, text.clone()),
+        (Some(text), _) => (option, text.to_owned()),
         (None, Some(text)) => (variable, text),
-        (None, None) => return Ok(None),
+        (None, None) => return Ok(T::default()),
     };
-    let value = text.parse().map_err(|e| format!("{name}: {e}"))?;
-    Ok(Some((value, text)))
+    text.parse().map_err(|e| format!("{name}: {e}"))
 }
 
 /// An absolute path that can be written to; `source` names where the path comes from.
@@ -242,14 +245,19 @@ fn look_at(program: &Program) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tries the backend that an open of the device will use; true if it is the emulator. `notify`: that one uses a
-/// filter.
-fn check_backend(choice: Choice, notify: bool) -> Result<bool, Obstacle> {
-    let emulated = || if notify { Emulated.check() } else { Ok(()) };
+/// Tries the backend that an open of the device will use, and the layer; true if it is the emulator.
+fn check_backend(choice: Choice, net: Net) -> Result<bool, String> {
+    let module = || Kmod.check().map(|()| false).map_err(|obstacle| obstacle.to_string());
+    let emulator = || {
+        available::check(net).map(|_| true).map_err(|obstacles| {
+            let lines: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
+            lines.join("; and ")
+        })
+    };
     match choice {
-        Choice::Kmod => Kmod.check().map(|()| false),
-        Choice::Emulated => emulated().map(|()| true),
-        Choice::Auto => Kmod.check().map(|()| false).or_else(|_| emulated().map(|()| true)),
+        Choice::Kmod => module(),
+        Choice::Emulated => emulator(),
+        Choice::Auto => module().or_else(|_| emulator()),
     }
 }
 
@@ -304,15 +312,11 @@ mod tests {
 
     #[test]
     fn only_layers_that_exist_are_taken() {
-        let taken =
-            |text: &str| chosen::<Layers>("--trap", Some(&text.to_owned()), "UMMUNOTIFY_TRAP_OF_NOBODY");
-        assert_eq!(taken("notify,fault").unwrap().unwrap().1, "notify,fault");
+        let taken = |text: &str| chosen::<Layers>("--trap", Some(text), "UMMUNOTIFY_TRAP_OF_NOBODY");
+        assert_eq!(taken("notify,fault").map(|layers| layers.to_string()).as_deref(), Ok("notify,fault"));
         for layers in ["", "notify,trap", "notify,"] {
-            assert!(
-                taken(layers).is_err_and(|e| e.starts_with("--trap: this version has the layers")),
-                "{layers}"
-            );
+            assert!(taken(layers).is_err_and(|e| e.starts_with("--trap: there are the layers")), "{layers}");
         }
-        assert_eq!(chosen::<Layers>("--trap", None, "UMMUNOTIFY_TRAP_OF_NOBODY"), Ok(None));
+        assert_eq!(chosen::<Layers>("--trap", None, "UMMUNOTIFY_TRAP_OF_NOBODY"), Ok(Layers::default()));
     }
 }

@@ -189,14 +189,24 @@ impl Fault {
         self.unwatched.load(Ordering::Relaxed)
     }
 
-    /// A trapped call of task `tid` begins. To be called before anything is recorded or tested for it.
-    pub fn begin(&self, tid: u32, operation: &Operation, reach: Reach, contexts: &[Arc<Context>]) {
-        let mut state = lock(&self.state);
+    /// The last trapped call of task `tid` is over.
+    pub fn ended(&self, tid: u32) {
+        self.end_of_call(&mut lock(&self.state), tid);
+    }
+
+    fn end_of_call(&self, state: &mut State, tid: u32) {
         state.acting.remove(&tid);
         if let Some(off) = state.off.get_mut(&tid) {
             off.left = true;
             self.calls_end.notify_all();
         }
+    }
+
+    /// A trapped call of task `tid` begins. To be called before anything is recorded or tested for it.
+    pub fn begin(&self, tid: u32, operation: &Operation, reach: Reach, contexts: &[Arc<Context>]) {
+        let mut state = lock(&self.state);
+        // Since the task makes another.
+        self.end_of_call(&mut state, tid);
         if !self.is_on() {
             return;
         }
@@ -349,6 +359,11 @@ impl Space {
             state.changing.swap_remove(at);
         }
         result
+    }
+
+    /// Whether one has to be made for programs without a shim, which gives none.
+    pub fn lacks_userfaultfd_of_a_shim(&self) -> bool {
+        !self.fault.is_there() && self.any(|context| !context.is_shims)
     }
 
     /// Puts the layer on, for all contexts: from the return on, each registered range is watched, and so is each

@@ -1,14 +1,15 @@
 //! The supervisor: a process of its own that answers the trapped calls of its clients.
 //!
-//! Threads: the main loop receives notifications and answers all that need no look at the target; a worker per
-//! address space looks at targets ([`worker`]); a clerk per connection serves shims ([`clerk`]); the desk serves
-//! trapped calls of the device, of programs without a shim ([`desk`]), and wakes those who sleep in one
-//! ([`sleepers`]); where the fault layer is on, a watcher per address space reads its events ([`watcher`]). They
-//! share [`shared::Shared`] and talk by channels. Nothing of a target, and nothing in an arena, is trusted.
+//! Threads: the main loop receives trapped calls, from the filter's listener or as tracer, and answers all that
+//! need no look at the target; a worker per address space looks at targets ([`worker`]); a clerk per connection
+//! serves shims ([`clerk`]); the desk serves trapped calls of the device, of programs without a shim ([`desk`]), and
+//! wakes those who sleep in one ([`sleepers`]); where the fault layer is on, a watcher per address space reads its
+//! events ([`watcher`]). They share [`shared::Shared`] and talk by channels; [`gate`] lets calls go on. Nothing of a
+//! target, and nothing in an arena, is trusted.
 //!
-//! Life: it ends when no task has the filter any more (the listener reports `POLLHUP`) and the last reference
-//! of every context is gone; not when the client that started it dies, since descendants still need it: their
-//! trapped calls would answer ENOSYS.
+//! Life: it ends when no task has the filter any more (the listener reports `POLLHUP`), none is traced, and the
+//! last reference of every context is gone; not when the client that started it dies, since descendants still
+//! need it: their trapped calls would answer ENOSYS.
 //!
 //! Lock order: the list of spaces, then a space's list of contexts, then a context's watch; none of these is
 //! held while waiting for a target or a peer. A context's recorder lock is held for a client's call or a move to
@@ -22,6 +23,7 @@ mod crowded;
 mod desk;
 mod device_call;
 mod fault;
+mod gate;
 mod host;
 pub mod log;
 mod main_loop;
@@ -56,6 +58,7 @@ pub fn run(control: OwnedFd, device: Option<Band>) -> anyhow::Result<()> {
     // A log file's path may be relative to the client's directory.
     log::init();
     detach();
+    main_loop::block_child_signal();
     see_own_processes()?;
     let (layers, rings) = (setting(config::ENV_TRAP)?, setting(config::ENV_IO_URING)?);
     let shared = Arc::new(shared::Shared::new(device, layers, rings)?);

@@ -1,19 +1,43 @@
-//! Which layers are to trap, and what is done about io_uring: as `run`'s options and the environment say.
+//! Which layers trap: what a list such as `inline,notify` after `--trap`, or in `UMMUNOTIFY_TRAP`, means; and what is
+//! done about io_uring.
+//!
+//! Whether this host lets them work is another question: see [`crate::available`].
 
-use std::str::FromStr;
+use core::fmt;
+use core::str::FromStr;
 
 use crate::coverage::Layer;
 
-/// What sees every call that a process makes, and stops it until its effect is recorded.
+/// The layer on which everything rests: it stops a call wherever it is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Net {
-    /// Whatever this host allows.
+    /// Notify if it can be had, else trace.
     #[default]
     Auto,
-    /// A seccomp filter, and this supervisor, which answers what it traps.
+    /// A seccomp filter with a listener.
     Notify,
-    /// Nothing: userfaultfd alone tells, late.
+    /// ptrace, with a seccomp filter that picks the calls where that can be had.
+    Trace,
+    /// Nothing stops a call: userfaultfd alone tells, late.
     None,
+}
+
+impl Net {
+    /// The word that stands for it in the list.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Notify => Layer::Notify.name(),
+            Self::Trace => Layer::Trace.name(),
+            Self::None => "none",
+        }
+    }
+}
+
+impl fmt::Display for Net {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
 }
 
 /// When the fault layer (userfaultfd) watches.
@@ -28,25 +52,23 @@ pub enum FaultLayer {
     On,
 }
 
-/// The layers.
+/// A set of layers that can work together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layers {
-    /// libc's own calls are looked at in the process, and trapped only if need be.
+    /// libc's own calls are looked at in the process and trapped only if need be.
     pub inline: bool,
-    /// What traps.
+    /// What traps all others.
     pub net: Net,
     /// userfaultfd on registered ranges.
     pub fault: FaultLayer,
 }
 
-/// The word for the default, in which further layers can be put.
-const AUTO: &str = "auto";
-
 impl Layers {
-    /// The layers that may come to record something.
-    pub fn all(self) -> Vec<Layer> {
+    /// Those of the coverage table. [`Net::Auto`] stands for what it prefers; trace sees the same.
+    pub fn seen_by(self) -> Vec<Layer> {
         let net = match self.net {
             Net::Auto | Net::Notify => Some(Layer::Notify),
+            Net::Trace => Some(Layer::Trace),
             Net::None => None,
         };
         let fault = (self.fault != FaultLayer::Off).then_some(Layer::Fault);
@@ -54,31 +76,64 @@ impl Layers {
     }
 }
 
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inline = self.inline.then_some(Layer::Inline.name());
+        let net = (self.net != Net::None).then_some(self.net.name());
+        let fault = (self.fault == FaultLayer::On).then_some(Layer::Fault.name());
+        let names: Vec<_> = inline.into_iter().chain(net).chain(fault).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
 impl FromStr for Layers {
     type Err = String;
 
-    /// Reads names of layers, separated by commas, or `auto` among them: the net that this host allows, and
-    /// userfaultfd once there is a ring.
+    /// Names separated by commas. The error is a sentence that names the first word that is none, and those that are;
+    /// or why the set can't be had.
     fn from_str(list: &str) -> Result<Self, String> {
-        let (auto, names): (Vec<&str>, Vec<&str>) = list.split(',').partition(|word| *word == AUTO);
-        let auto = !auto.is_empty();
-        let set = names.into_iter().map(Layer::named).collect::<Result<Vec<_>, _>>()?;
-        let has = |layer| set.contains(&layer);
-        let net = match (has(Layer::Notify), auto) {
-            (true, true) => return Err(format!("{AUTO} chooses what traps by itself: without notify")),
-            (true, false) => Net::Notify,
-            (false, true) => Net::Auto,
-            (false, false) => Net::None,
-        };
-        if has(Layer::Inline) && net == Net::None {
-            return Err("the layer inline needs notify: inline,notify".to_owned());
+        let (mut inline, mut fault, mut net) = (false, false, None);
+        for word in list.split(',') {
+            let named = match Layer::ALL.iter().find(|layer| layer.name() == word) {
+                Some(Layer::Inline) => {
+                    inline = true;
+                    continue;
+                }
+                Some(Layer::Fault) => {
+                    fault = true;
+                    continue;
+                }
+                Some(Layer::Notify) => Net::Notify,
+                Some(Layer::Trace) => Net::Trace,
+                None if word == Net::Auto.name() => Net::Auto,
+                None => {
+                    let names: Vec<_> = Layer::ALL.iter().map(|layer| layer.name()).collect();
+                    return Err(format!("there are the layers {}, and auto; not `{word}`", names.join(", ")));
+                }
+            };
+            match net {
+                Some(other) if other != named => {
+                    return Err(format!("{other} and {named} would stop the same calls: name one of them"));
+                }
+                _ => net = Some(named),
+            }
         }
-        let fault = match (has(Layer::Fault), auto) {
-            (true, _) => FaultLayer::On,
-            (false, true) => FaultLayer::WithRing,
-            (false, false) => FaultLayer::Off,
+        let net = match net {
+            None if inline || !fault => return Err("the layer inline needs notify: inline,notify".to_owned()),
+            None => Net::None,
+            Some(Net::Trace) if inline => {
+                return Err("the layer inline needs notify and can't be had with trace: a tracer stops the calls of the \
+                            patched sites as well"
+                    .to_owned());
+            }
+            Some(net) => net,
         };
-        Ok(Self { inline: has(Layer::Inline), net, fault })
+        let fault = match (fault, net) {
+            (true, _) => FaultLayer::On,
+            (false, Net::Auto) => FaultLayer::WithRing,
+            (false, _) => FaultLayer::Off,
+        };
+        Ok(Self { inline, net, fault })
     }
 }
 
@@ -118,41 +173,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_layers_are_taken_apart() {
-        let layers = |inline, net, fault| Ok(Layers { inline, net, fault });
-        assert_eq!("notify".parse(), layers(false, Net::Notify, FaultLayer::Off));
-        assert_eq!("fault,notify".parse(), layers(false, Net::Notify, FaultLayer::On));
-        assert_eq!("inline,notify,fault".parse(), layers(true, Net::Notify, FaultLayer::On));
-        assert_eq!("fault".parse(), layers(false, Net::None, FaultLayer::On));
-        assert_eq!("auto".parse(), Ok(Layers::default()));
-        assert_eq!("inline,auto".parse(), layers(true, Net::Auto, FaultLayer::WithRing));
-        assert_eq!("auto,fault".parse(), layers(false, Net::Auto, FaultLayer::On));
-    }
-
-    #[test]
-    fn lists_that_mean_nothing_are_refused() {
-        for (list, why) in [
-            ("", "has the layers"),
-            ("notify,", "has the layers"),
-            ("notify,trap", "not `trap`"),
-            (" fault", "has the layers"),
-            ("inline", "needs notify"),
-            ("inline,fault", "needs notify"),
-            ("auto,notify", "without notify"),
+    fn lists_are_read_and_written() {
+        for list in [
+            "auto",
+            "notify",
+            "trace",
+            "fault",
+            "inline,notify",
+            "inline,auto",
+            "auto,fault",
+            "trace,fault",
+            "inline,notify,fault",
         ] {
-            assert!(list.parse::<Layers>().is_err_and(|e| e.contains(why)), "{list}");
+            let layers: Layers = list.parse().unwrap();
+            assert_eq!(layers.to_string(), list);
+            assert_eq!(layers.inline, list.contains("inline"));
+            assert_eq!(layers.fault == FaultLayer::On, list.contains("fault"));
+            assert_eq!(
+                layers.fault == FaultLayer::WithRing,
+                layers.net == Net::Auto && !list.contains("fault")
+            );
         }
+        let layers = Layers { inline: true, net: Net::Notify, fault: FaultLayer::Off };
+        assert_eq!("notify,inline,notify".parse(), Ok(layers));
+        assert_eq!("auto".parse(), Ok(Layers::default()));
+        let seen = |list: &str| list.parse::<Layers>().unwrap().seen_by();
+        assert_eq!(seen("inline,auto"), [Layer::Inline, Layer::Notify, Layer::Fault]);
+        assert_eq!(seen("fault"), [Layer::Fault]);
+        assert_eq!(seen("trace"), [Layer::Trace]);
     }
 
     #[test]
-    fn a_set_is_what_its_list_names() {
-        for (list, set) in [
-            ("notify", &[Layer::Notify][..]),
-            ("inline,notify,fault", &[Layer::Inline, Layer::Notify, Layer::Fault]),
-            ("fault", &[Layer::Fault]),
-            ("auto", &[Layer::Notify, Layer::Fault]),
+    fn what_cannot_be_had_is_said_in_a_sentence() {
+        for list in ["", "magic", "notify,magic", "notify,", " notify"] {
+            let e = list.parse::<Layers>().unwrap_err();
+            assert!(e.contains("inline, notify, fault, trace, and auto"), "{list}: {e}");
+        }
+        for (list, words) in [
+            ("inline", "inline needs notify"),
+            ("inline,fault", "inline needs notify"),
+            ("inline,trace", "can't be had with trace"),
+            ("trace,inline", "can't be had with trace"),
+            ("trace,notify", "trace and notify would stop the same calls"),
+            ("notify,auto", "notify and auto would stop the same calls"),
         ] {
-            assert_eq!(list.parse::<Layers>().map(Layers::all).as_deref(), Ok(set), "{list}");
+            let e = list.parse::<Layers>().unwrap_err();
+            assert!(e.contains(words), "{list}: {e}");
         }
     }
 

@@ -21,7 +21,7 @@ const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
 /// Version of the interface.
 const API: u64 = 0xaa;
 /// `UFFD_USER_MODE_ONLY` (5.11): what needs no privilege, and events are all of it that is used.
-const USER_MODE_ONLY: i32 = 1;
+pub const USER_MODE_ONLY: u64 = 1;
 
 /// What every level needs: the events of unmapping, moving and dropping.
 pub const EVENTS: u64 =
@@ -51,7 +51,9 @@ pub fn open(way: Way) -> io::Result<OwnedFd> {
         // SAFETY: takes flags only.
         Way::Plain => check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?,
         // SAFETY: as above.
-        Way::UserModeOnly => check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | USER_MODE_ONLY) })?,
+        Way::UserModeOnly => {
+            check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | USER_MODE_ONLY as i32) })?
+        }
         Way::Device => {
             let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?;
             // SAFETY: takes flags only.
