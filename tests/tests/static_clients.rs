@@ -105,6 +105,61 @@ fn operations_of_a_static_program_are_missed_or_misreported() {
     }
 }
 
+/// In containers, and where single calls that the supervisor could use are denied: all is seen. Where ptrace is denied
+/// there is no device, and a sentence says why.
+#[test]
+fn a_static_program_loses_something_in_a_container() {
+    let stage = Stage::new();
+    let suite = stage.client(&Client::interface_suite().fixed());
+    stage.client(&Client::library("walk-plugin", &["operations/plugin.c"]));
+    let walk = stage.client(&Client::walk().fixed());
+    let confine = stage.client(&Client::program("confine", &["badly_used/confine.c"]));
+    let table =
+        stage.program(Mode::Native, Account::Ordinary, stage.binary()).args(["doctor", "--coverage"]).run();
+    table.assert_success();
+    let coverage = stage.folder().join("coverage");
+    std::fs::write(&coverage, &table.stdout).unwrap_or_else(|e| panic!("{}: {e}", coverage.display()));
+    let confined = |account: Account, how: &str, program: &Path| {
+        stage
+            .program(Mode::Native, account, &confine)
+            .arg(how)
+            .arg(stage.binary())
+            .args(["run", "--"])
+            .arg(program)
+            .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
+            .limit(Duration::from_secs(240))
+    };
+    let served =
+        ["docker", "deny=userfaultfd,io_uring_setup", "deny=process_vm_readv,process_vm_writev,kcmp"];
+    for (nth, how) in served.into_iter().enumerate() {
+        let accounts = Account::available();
+        let account = accounts[nth % accounts.len()];
+        let outcome = confined(account, how, &walk).arg("--coverage").arg(&coverage).run();
+        let failed: Vec<&str> = lines(&outcome, "FAIL").collect();
+        assert!(failed.is_empty(), "{how} {account:?}: {}\n{outcome}", failed.join("\n"));
+        outcome.assert_success();
+        assert!(lines(&outcome, "ok ").count() >= LEAST_ROWS - 30, "{outcome}");
+        say(&format!("static, {how} {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
+    }
+    // Records and answers go the other way, where /proc/PID/mem would write to what the program itself can't.
+    let how = "deny=process_vm_readv,process_vm_writev";
+    let outcome = confined(Account::Ordinary, how, &suite)
+        .args(["--emulated", "--numbers", "960", "--without", "departure_3_a_million_regions"])
+        .run();
+    let gaps: BTreeSet<&str> = GAPS.iter().map(|(test, _)| *test).collect();
+    let failures: Vec<&str> = lines(&outcome, "FAIL ")
+        .filter(|line| !gaps.contains(line.split('.').next().unwrap_or_default()))
+        .collect();
+    assert!(failures.is_empty(), "{how}: {}\nstderr:\n{}", failures.join("\n"), outcome.stderr);
+    assert!(lines(&outcome, "ok ").count() >= LEAST_CHECKS, "{outcome}");
+
+    for how in ["podman", "deny=ptrace"] {
+        let outcome = confined(Account::Ordinary, how, &walk).arg("--coverage").arg(&coverage).run();
+        assert_ne!(outcome.code(), Some(0), "{how}: {outcome}");
+        assert!(!outcome.timed_out && outcome.stderr.contains("ptrace"), "{how}: {outcome}");
+    }
+}
+
 /// The models of real clients, with threads, against either C library.
 fn clients(compiler: &str, accounts: &[Account]) {
     let stage = Stage::new();
