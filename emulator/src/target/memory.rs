@@ -110,12 +110,14 @@ mod tests {
         }
     }
 
+    type Way = fn(i32, u64, &mut [u8]) -> nix::Result<()>;
+
     #[test]
     fn the_file_writes_what_the_task_could_write() {
         let tid = nix::unistd::gettid().as_raw();
         let at = pages().addr().get();
         let vec = |base: usize, len| RemoteIoVec { base, len };
-        let read_ways: [fn(i32, u64, &mut [u8]) -> nix::Result<()>; 2] = [read, read_by_file];
+        let read_ways: [Way; 2] = [read, read_by_file];
         for way in [write_by_file, write] {
             way(tid, &[vec(at + 4090, 3), vec(at + 4093, 3)], b"abcdef").unwrap();
             for read in read_ways {
