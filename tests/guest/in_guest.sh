@@ -73,7 +73,14 @@ for part in "$@"; do
 		done
 		;;
 	switch)
-		record switch "$(dirname "$0")/switch.sh" /tmp/ummunotify "$stage" "$stage" "$switches"
+		for set in $layers; do
+			record "switch-$set" env "UMMUNOTIFY_TRAP=$set" "$(dirname "$0")/switch.sh" /tmp/ummunotify "$stage" "$stage" "$switches"
+		done
+		;;
+	yama)
+		# Where an ordinary user may read them.
+		cp "$stage/open_once" /tmp/open_once
+		record yama "$(dirname "$0")/yama.sh" /tmp/ummunotify /tmp/open_once
 		;;
 	esac
 done

@@ -461,3 +461,39 @@ fn a_dynamic_program_gets_a_filter_before_it_opens_the_device() {
         .run();
     assert_eq!(outcome.stdout, native.stdout);
 }
+
+/// The supervisor answers their calls of the device through a listener, which trace has not.
+#[test]
+fn a_static_program_is_let_run_blind_by_trace() {
+    let stage = Stage::new();
+    let fixed = stage.client(&Client::program("open-once-fixed", &["badly_used/open_once.c"]).fixed());
+    let confine = stage.client(&Client::program("confine", &["badly_used/confine.c"]));
+    let binary = stage.binary();
+    for account in Account::available() {
+        let native = || stage.program(Mode::Native, account, &binary);
+        let outcome = native().args(["run", "--trap", "trace", "--"]).arg(&fixed).run();
+        assert_eq!((outcome.code(), outcome.stdout.as_str()), (Some(125), ""), "{outcome}");
+        assert!(
+            outcome.stderr.contains("the layer trace gives the device to dynamic programs only"),
+            "{outcome}"
+        );
+        // Without a listener there is trace alone.
+        let program = stage.program(Mode::Native, account, &confine).arg("einval").arg(&binary);
+        let outcome = program.args(["run", "--"]).arg(&fixed).run();
+        assert_eq!((outcome.code(), outcome.stdout.as_str()), (Some(125), ""), "{outcome}");
+        assert!(
+            outcome.stderr.contains("statically linked")
+                && outcome.stderr.contains("a listener: Invalid argument"),
+            "{outcome}"
+        );
+        stage.assert_nothing_left();
+        // What a traced program starts, whether or not it has opened the device, finds none, as without us.
+        let outcome = native()
+            .args(["run", "--trap", "trace", "--", "/bin/sh", "-c", "\"$0\"; exit 5"])
+            .arg(&fixed)
+            .run();
+        assert_eq!(outcome.code(), Some(5), "{outcome}");
+        assert!(outcome.stdout.starts_with("open: ENOENT\n"), "{outcome}");
+        assert!(!outcome.stderr.contains("ummunotify:"), "{outcome}");
+    }
+}

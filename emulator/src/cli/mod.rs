@@ -68,8 +68,9 @@ struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
     #[arg(long, value_name = "BACKEND")]
     backend: Option<Choice>,
-    /// Layers that trap memory operations, separated by commas: notify, or inline,notify, where libc's own calls are
-    /// looked at in the process and trapped only if need be
+    /// Layers that trap memory operations, separated by commas: auto (notify if it can be had, else trace), notify
+    /// (seccomp) or trace (ptrace); or inline,notify, where libc's own calls are looked at in the process and trapped
+    /// only if need be
     #[arg(long, value_name = "LAYERS")]
     trap: Option<String>,
     /// How much the supervisor logs [default: warn]
@@ -129,6 +130,9 @@ struct DemoArguments {
 /// Options of `doctor`.
 #[derive(Args, Debug)]
 struct DoctorArguments {
+    /// Print only what `run` would use here, as a JSON object for scripts
+    #[arg(long, conflicts_with = "coverage")]
+    json: bool,
     /// Only print what is seen, for scripts: key, exact|covered|unseen|beyond and operation, separated by tabs
     #[arg(long)]
     coverage: bool,
