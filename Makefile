@@ -180,7 +180,7 @@ bench-peers: rust install-build-deps
 # Without a guest: skipped, which isn't failed.
 conformance: release
 	cargo build --release -p ummunotify --example switch_itself
-	UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
+	LAYERS="$${LAYERS:-notify trace}" UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
 
 differential: release
 	UMMUNOTIFY=$(TARGET)/release/ummunotify DIFFERENTIAL_STEPS=$(DIFFERENTIAL_STEPS) GUEST_TIMEOUT=3000 \
