@@ -27,7 +27,7 @@ REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race revalidate load conformance differential switch bench install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race revalidate load conformance differential switch bench bench-peers install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -36,7 +36,8 @@ help:
 	@echo 'make doctor     build, and try what this host allows'
 	@echo 'make test       build, and run all tests; says what was skipped and why'
 	@echo 'make lint       formatting and clippy'
-	@echo 'make bench      what interception costs here, as ratios to native'
+	@echo 'make bench      what interception costs here, as ratios to native; a page with plots'
+	@echo 'make bench-peers  the same beside UCX'
 	@echo 'make race       the address-reuse race and the re-validation race, $(RACE_ROUNDS) rounds each'
 	@echo 'make revalidate the re-validation race by every kind of call under trace, and with userfaultfd, $(REVALIDATE_ROUNDS) rounds'
 	@echo 'make load       first opens of the device under load, $(LOAD_ROUNDS) processes'
@@ -164,14 +165,24 @@ load: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_LOAD_ROUNDS=$(LOAD_ROUNDS) cargo test --release -p ummunotify-tests --test inline -- --nocapture under_load
 
+# The report stays in target/.
 bench: rust install-build-deps
-	cargo build --release -p ummunotify -p ummunotify-benches
-	@$(TARGET)/release/ummunotify-micro
+	cargo build --release -p ummunotify
+	@$(TARGET)/release/ummunotify bench --json $(TARGET)/bench.json --html $(TARGET)/bench.html $(BENCH)
+
+# UCX's hooks beside ours (Debian package libucx0).
+bench-peers: rust install-build-deps
+	cargo build --release -p ummunotify
+	cc -O2 -Wall -shared -fPIC benches/peers/ucx.c -o $(TARGET)/ucx.so -ldl
+	@if LD_PRELOAD=$(TARGET)/ucx.so true; then \
+		$(TARGET)/release/ummunotify bench --rounds 51 --against notify --against inline,notify \
+			--peer ucx=$(TARGET)/ucx.so --work munmap --work free --work madvise --regions 0; \
+	else echo "skipped: UCX as a peer: see above"; fi
 
 # Without a guest: skipped, which isn't failed.
 conformance: release
 	cargo build --release -p ummunotify --example switch_itself
-	UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
+	LAYERS="$${LAYERS:-notify trace}" UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
 
 differential: release
 	UMMUNOTIFY=$(TARGET)/release/ummunotify DIFFERENTIAL_STEPS=$(DIFFERENTIAL_STEPS) GUEST_TIMEOUT=3000 \

@@ -23,6 +23,8 @@ run=${GUEST_RUN:-$top/kmod-compat/guest/run.sh}
 parts=${*:-walk differential switch interface yama}
 layers=${LAYERS:-notify}
 kept=$target/conformance
+# Seconds for a guest.
+timeout=${GUEST_TIMEOUT:-$((1800 * $(wc -w <<<"$layers")))}
 cd "$top"
 
 for part in $parts; do
@@ -131,7 +133,7 @@ for kernel in ${KERNELS:-6.1}; do
 	rc=0
 	# Memory: mlockall populates all that the emulator has mapped.
 	KERNEL=$kernel GUEST_MEM=2G GUEST_DISK=1 GUEST_NUMA=1 GUEST_MODULES=overlay GUEST_APPEND="syscall.x32=y ${GUEST_APPEND:-}" \
-		GUEST_TIMEOUT=${GUEST_TIMEOUT:-1800} "$run" \
+		GUEST_TIMEOUT=$timeout "$run" \
 		"'$here/in_guest.sh' '$stage' '${DIFFERENTIAL_STEPS:-5000}' '$seed' '$layers' '${SWITCHES:-100}' $parts" \
 		>"$results/guest" 2>"$results/guest-errors" || rc=$?
 	cat "$results/guest-errors" >&2
@@ -146,7 +148,7 @@ for kernel in ${KERNELS:-6.1}; do
 	fi
 	if [ $rc -ne 0 ]; then
 		case $rc in
-		70) why="the guest died, or took longer than ${GUEST_TIMEOUT:-1800} s" ;;
+		70) why="the guest died, or took longer than $timeout s" ;;
 		71) why="the kernel's log holds a warning" ;;
 		*) why="no guest could be run, or its script failed ($rc)${said:+: $said}" ;;
 		esac

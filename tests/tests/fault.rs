@@ -16,7 +16,7 @@ const BOUND: Duration = Duration::from_secs(60);
 const MISSING: i32 = 77;
 
 /// Rounds of each re-validation race; `UMMUNOTIFY_RACE_ROUNDS` sets another number.
-const ROUNDS: u64 = 20_000;
+const ROUNDS: u64 = 5_000;
 
 /// With the filter beside it.
 const BOTH: &str = "notify,fault";

@@ -758,17 +758,27 @@ impl Arming<'_> {
 
     /// Arms what was lost and is mapped again, and disarms what was moved to where nothing is registered.
     fn tidy(&self) {
-        let (lost, stray) = {
+        let (waiting, stray) = {
             let mut state = self.state();
-            (state.lost.all(), std::mem::take(&mut state.stray))
+            (!state.lost.is_empty(), std::mem::take(&mut state.stray))
         };
         for range in stray.all() {
             self.disarm_unregistered(range);
         }
-        for range in lost.into_iter().take(PROBES) {
+        if !waiting {
+            return;
+        }
+        // What isn't mapped needs no look, however much of that is registered.
+        let Ok(table) = task::mappings(self.space.pid, self.kernel) else { return };
+        let mut lost = Ranges::default();
+        for mapping in table.iter().filter(|m| m.name != Name::Special) {
+            for piece in self.state().lost.over(mapping.range) {
+                piece.intersection(mapping.range).into_iter().for_each(|piece| lost.insert(piece));
+            }
+        }
+        for range in lost.all().into_iter().take(PROBES) {
             // Where it was taken off for a call, that would fail; it is armed after the call. And it stays in the set
-            // until it is armed: who is about to make such a call looks there.
-            // Nor where a call acts.
+            // until it is armed: who is about to make such a call looks there. Nor where a call acts.
             let waits = self.space.fault.is_off_at(range) || !self.space.fault.acting_on(range).is_empty();
             let wanted = self.space.any(|c| c.engine.may_hit(range));
             if !wanted || !waits && self.arm(range) {

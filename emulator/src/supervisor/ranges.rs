@@ -55,6 +55,11 @@ impl Ranges {
         self.over(PageRange::ALL)
     }
 
+    /// True if there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// True if some range overlaps `range`.
     pub fn touches(&self, range: PageRange) -> bool {
         !range.is_empty() && self.0.range(..range.end).next_back().is_some_and(|(_, &end)| end > range.start)

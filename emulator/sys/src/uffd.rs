@@ -50,9 +50,10 @@ pub fn open(way: Way) -> io::Result<OwnedFd> {
     let fd = match way {
         // SAFETY: takes flags only.
         Way::Plain => check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?,
-        // SAFETY: as above.
         Way::UserModeOnly => {
-            check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags | USER_MODE_ONLY as i32) })?
+            let flags = flags | USER_MODE_ONLY as i32;
+            // SAFETY: as above.
+            check(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) })?
         }
         Way::Device => {
             let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?;

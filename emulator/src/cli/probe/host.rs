@@ -1,12 +1,10 @@
 //! Probes of everything but seccomp: what the supervisor needs to look at a client, and what later layers would.
 
-use std::io::IoSliceMut;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{Pid, pipe};
+use ummunotify::target::memory;
 use ummunotify_sys::uffd::{self, Way};
 
 use super::{Answer, Outcome, checked, end, in_child, spawn};
@@ -32,15 +30,9 @@ pub(in crate::cli) fn read_mappings() -> Answer {
 
 fn read_mark(client: Pid) -> Outcome {
     let mut bytes = [0u8; 8];
-    let remote = [RemoteIoVec { base: (&raw const MARK).addr(), len: bytes.len() }];
-    let read = match process_vm_readv(client, &mut [IoSliceMut::new(&mut bytes)], &remote) {
-        // As the supervisor does it then.
-        Err(denied @ (Errno::EPERM | Errno::ENOSYS)) => std::fs::File::open(format!("/proc/{client}/mem"))
-            .and_then(|memory| memory.read_at(&mut bytes, remote[0].base as u64))
-            .map_err(|_| denied)?,
-        other => other?,
-    };
-    Ok(read == 8 && u64::from_ne_bytes(bytes) == MARK)
+    // As the supervisor does it.
+    memory::read(client.as_raw(), (&raw const MARK).addr() as u64, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes) == MARK)
 }
 
 fn errno_of(error: std::io::Error) -> Errno {
