@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -56,7 +56,8 @@ impl Visit {
 pub struct Desk {
     visits: Sender<Arc<Visit>>,
     queue: Receiver<Arc<Visit>>,
-    idle: Arc<AtomicUsize>,
+    /// Threads that are ready for a call, less the calls that were submitted: below zero, calls that none is ready for.
+    free: Arc<AtomicIsize>,
     threads: Arc<AtomicUsize>,
     /// Calls that perhaps nobody has looked at yet, by the time when they are due.
     waiting: VecDeque<Arc<Visit>>,
@@ -66,14 +67,14 @@ impl Desk {
     /// Without threads yet.
     pub fn new() -> Self {
         let (visits, queue) = unbounded();
-        Self { visits, queue, idle: Arc::default(), threads: Arc::default(), waiting: VecDeque::new() }
+        Self { visits, queue, free: Arc::default(), threads: Arc::default(), waiting: VecDeque::new() }
     }
 
     /// Has a call served.
     pub fn submit(&mut self, shared: &Arc<Shared>, call: Notification, asks: DeviceCall) {
         let due = Instant::now() + DEADLINE;
         let visit = Arc::new(Visit { call, asks, due, claimed: AtomicBool::new(false) });
-        if self.idle.load(Ordering::Acquire) <= self.visits.len() {
+        if self.free.fetch_sub(1, Ordering::AcqRel) <= 0 {
             self.hire(shared);
         }
         // The other end is ours, too.
@@ -109,17 +110,15 @@ impl Desk {
             return;
         }
         let (shared, queue) = (Arc::clone(shared), self.queue.clone());
-        let (idle, threads) = (Arc::clone(&self.idle), Arc::clone(&self.threads));
+        let (free, threads) = (Arc::clone(&self.free), Arc::clone(&self.threads));
         threads.fetch_add(1, Ordering::AcqRel);
         let work = move || {
             loop {
-                idle.fetch_add(1, Ordering::AcqRel);
-                let visit = queue.recv_timeout(IDLE);
-                idle.fetch_sub(1, Ordering::AcqRel);
-                match visit {
+                free.fetch_add(1, Ordering::AcqRel);
+                match queue.recv_timeout(IDLE) {
                     Ok(visit) => serve(&shared, &visit),
-                    // One that came just now: whoever submitted it may have counted on this thread.
-                    Err(RecvTimeoutError::Timeout) if !queue.is_empty() => {}
+                    // Below zero a call that was just submitted counts on this thread.
+                    Err(RecvTimeoutError::Timeout) if free.fetch_sub(1, Ordering::AcqRel) <= 0 => {}
                     Err(_) => break,
                 }
             }
