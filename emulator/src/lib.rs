@@ -1,6 +1,7 @@
 //! The ummunotify interface in user space: the emulator's library.
 //!
 //! * [`client`]: the device as a registration cache uses it, on either backend
+//! * [`cache`]: a registration cache that uses it
 //! * [`backend`]: the backends, and whether this host lets one work
 //! * [`coverage`]: what each layer sees and misses
 //! * [`patch`]: lets a process look at its own calls before they are trapped
@@ -23,3 +24,5 @@ pub mod supervisor;
 pub mod switch;
 pub mod target;
 pub mod trap;
+
+pub use ummunotify_cache as cache;

@@ -60,6 +60,8 @@ mod slot;
 mod statistics;
 mod sync;
 mod threads;
+#[cfg(feature = "rdma")]
+pub mod verbs;
 
 pub use access::Access;
 pub use cache::{Cache, Limits};
