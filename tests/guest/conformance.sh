@@ -7,6 +7,7 @@
 #   rules          of that the numbered rules alone, for a quick look
 #   differential   DIFFERENTIAL_STEPS (5000) random steps on both at once; SEED names the sequence
 #   switch         contexts that move between the two under load, SWITCHES (100) times
+#   verbs          the registration cache on a soft-RoCE adapter: the accident, and the cure on both
 #
 # Without PART walk, differential, switch and interface. LAYERS are the sets of layers that the emulator is run with
 # (default: notify), separated by spaces: each is compared. UMMUNOTIFY names the binary (default: the debug build).
@@ -25,8 +26,29 @@ kept=$target/conformance
 cd "$top"
 
 for part in $parts; do
-	[[ $part =~ ^(walk|interface|rules|differential|switch)$ ]] || { echo "conformance: no part '$part'" >&2; exit 2; }
+	[[ $part =~ ^(walk|interface|rules|differential|switch|verbs)$ ]] || { echo "conformance: no part '$part'" >&2; exit 2; }
 done
+# Skipping this part skips no other.
+modules=overlay
+case " $parts " in
+*' verbs '*)
+	example=$(dirname "$binary")/examples/verbs_accident
+	why=
+	if [ ! -x "$example" ]; then
+		why="no $example; make verbs builds it"
+	elif [ -z "${GUEST_RUN:-}" ]; then
+		why=$("$top/kmod-compat/guest/fetch.sh" verbs 2>&1 >/dev/null) && why= ||
+			why=$(sed -n 's/^guest: SKIPPED: //p' <<<"$why" | tail -n 1)
+	fi
+	if [ -n "$why" ]; then
+		echo "SKIPPED the cache on verbs: $why"
+		parts=$(sed 's/ verbs / /; s/^ //; s/ $//' <<<" $parts ")
+		[ -n "$parts" ] || exit 77
+	else
+		modules+=" rdma_rxe ib_uverbs ?crc32_generic"
+	fi
+	;;
+esac
 [ -x "$binary" ] || { echo "conformance: no $binary; run make first" >&2; exit 1; }
 for set in $layers; do
 	"$binary" doctor --coverage --trap "$set" >/dev/null || { echo "conformance: LAYERS: no set '$set'" >&2; exit 1; }
@@ -57,6 +79,7 @@ for part in $parts; do
 		[ -x "$example" ] || { echo "conformance: no $example; build it with cargo build --examples" >&2; exit 1; }
 		cp "$example" "$stage/switch_itself"
 		;;
+	verbs) cp "$(dirname "$binary")/examples/verbs_accident" "$stage" ;;
 	esac
 done
 
@@ -128,7 +151,7 @@ for kernel in ${KERNELS:-6.1}; do
 	mkdir -p "$results"
 	rc=0
 	# Memory: mlockall populates all that the emulator has mapped.
-	KERNEL=$kernel GUEST_MEM=2G GUEST_DISK=1 GUEST_NUMA=1 GUEST_MODULES=overlay GUEST_APPEND="syscall.x32=y ${GUEST_APPEND:-}" \
+	KERNEL=$kernel GUEST_MEM=2G GUEST_DISK=1 GUEST_NUMA=1 GUEST_MODULES="$modules" GUEST_APPEND="syscall.x32=y ${GUEST_APPEND:-}" \
 		GUEST_TIMEOUT=${GUEST_TIMEOUT:-1800} "$run" \
 		"'$here/in_guest.sh' '$stage' '${DIFFERENTIAL_STEPS:-5000}' '$seed' '$layers' '${SWITCHES:-100}' $parts" \
 		>"$results/guest" 2>"$results/guest-errors" || rc=$?
@@ -169,6 +192,10 @@ for kernel in ${KERNELS:-6.1}; do
 		switch)
 			sed "s/^\(ok\|FAIL\) /kernel $kernel: $part: &/" "$results/$part" 2>/dev/null || true
 			ended switch || rc=1
+			;;
+		verbs)
+			sed "s/^/kernel $kernel: $part: /" "$results/$part" 2>/dev/null || true
+			ended verbs || rc=1
 			;;
 		esac
 		verdict $rc "$kernel: $part"

@@ -5,6 +5,7 @@ mod common;
 
 use common::{Machine, PAGE};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use ummunotify_cache::{Access, Cache, Handle, Limits, PageRange};
 
 const PAGES: u64 = 64;
@@ -29,14 +30,15 @@ struct Entry {
     handles: usize,
 }
 
-type TestCache = Cache<std::sync::Arc<Machine>, std::sync::Arc<Machine>>;
+type TestCache = Cache<Arc<Machine>, Arc<Machine>>;
+type TestHandle<'c> = Handle<'c, Arc<Machine>, Arc<Machine>>;
 
 struct Model<'c> {
     machine: &'c Machine,
     cache: &'c TestCache,
     /// By the registration's number.
     entries: BTreeMap<u64, Entry>,
-    handles: Vec<(u64, Handle<'c, std::sync::Arc<Machine>, std::sync::Arc<Machine>>)>,
+    handles: Vec<(u64, TestHandle<'c>)>,
 }
 
 impl<'c> Model<'c> {
