@@ -300,3 +300,52 @@ impl<M: Monitor, R: Registrar> fmt::Debug for Cache<M, R> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::common::{BASE, Machine, PAGE};
+    use std::sync::Arc;
+
+    type TestCore = Core<Arc<Machine>, Arc<Machine>>;
+
+    /// The bytes of what all threads share: the core itself, slots and index.
+    fn shared(core: &TestCore) -> Vec<u8> {
+        fn bytes<T>(of: &T) -> &[u8] {
+            // SAFETY: initialised memory but for padding, which nobody writes to; one test looks at it, while the
+            // other threads that could write are joined.
+            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(of).cast(), size_of::<T>()) }
+        }
+        let mut all = bytes(core).to_vec();
+        (0..1 << 10).filter_map(|id| core.slots.get(id)).for_each(|slot| all.extend(bytes(slot)));
+        all.extend(core.index.bytes());
+        all
+    }
+
+    #[test]
+    fn a_hit_writes_to_what_threads_share() {
+        let machine = Machine::new(2000);
+        let limits = Limits { entries: 1000, bytes: u64::MAX };
+        let cache = Cache::new(machine.clone(), machine, limits).unwrap();
+        let hits = || {
+            for n in 0..1000 {
+                let handle = cache.get(BASE + 2 * n * PAGE + 5, 100, Access::LOCAL_READ).unwrap();
+                assert_eq!(handle.range().start, BASE + 2 * n * PAGE);
+            }
+        };
+        hits();
+        let before = shared(&cache.core);
+        for _ in 0..3 {
+            std::thread::scope(|scope| _ = scope.spawn(hits));
+            hits();
+        }
+        assert!(before == shared(&cache.core), "a hit wrote to shared memory");
+        assert_eq!((cache.statistics().hits, cache.statistics().misses), (6000, 1000));
+        // And what is written is seen: the clock's hand clears marks, the next hit sets one.
+        let id = cache.core.index.last_not_above(key(Access::LOCAL_READ, BASE)).unwrap();
+        assert!(cache.core.slots.get(id).unwrap().untouch());
+        assert!(before != shared(&cache.core));
+        hits();
+        assert!(before == shared(&cache.core));
+    }
+}

@@ -45,6 +45,13 @@
 //! * What a registrar's callbacks do must not use the same cache.
 #![deny(missing_docs)]
 
+#[cfg(all(test, not(shuttle)))]
+extern crate self as ummunotify_cache;
+
+#[cfg(all(test, not(shuttle)))]
+#[path = "../tests/common/mod.rs"]
+mod common;
+
 mod access;
 mod book;
 mod cache;
@@ -57,6 +64,7 @@ mod miss;
 mod monitor;
 mod registrar;
 mod slot;
+pub mod soft;
 mod statistics;
 mod sync;
 mod threads;
