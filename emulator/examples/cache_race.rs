@@ -122,6 +122,7 @@ fn revalidate<M: Monitor>(cache: &Cache<M, SoftAdapter>, rounds: u64) -> u64 {
         scope.spawn(|| {
             while !over.load(SeqCst) {
                 got.fetch_add(u64::from(cache.get(place, 8, Access::LOCAL_WRITE).is_ok()), SeqCst);
+                std::thread::yield_now();
             }
         });
         for round in 0..rounds {

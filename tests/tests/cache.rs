@@ -6,7 +6,7 @@ use ummunotify_tests::{Account, Mode, Outcome, Stage, say};
 
 /// Rounds of the default runs; `UMMUNOTIFY_RACE_ROUNDS` sets another number (a million for the long run).
 const REUSE_ROUNDS: u64 = 20_000;
-const VALIDATING_ROUNDS: u64 = 5_000;
+const VALIDATING_ROUNDS: u64 = 3_000;
 
 fn rounds(default: u64) -> u64 {
     match std::env::var("UMMUNOTIFY_RACE_ROUNDS") {
