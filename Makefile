@@ -15,6 +15,8 @@ TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils musl-tools
 RACE_ROUNDS := 1000000
 # Processes in `make load`; `make test` starts eight.
 LOAD_ROUNDS := 1000
+# Rounds of the re-validation race in `make revalidate`; `make test` runs a hundredth.
+REVALIDATE_ROUNDS := 1000000
 # Random steps in `make differential`; `make conformance` takes 5,000.
 DIFFERENTIAL_STEPS := 100000
 # Moves between emulator and module in `make switch`; `make test` and `make conformance` take 100.
@@ -25,7 +27,7 @@ REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race load conformance differential switch bench install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race revalidate load conformance differential switch bench bench-peers install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -34,8 +36,10 @@ help:
 	@echo 'make doctor     build, and try what this host allows'
 	@echo 'make test       build, and run all tests; says what was skipped and why'
 	@echo 'make lint       formatting and clippy'
-	@echo 'make bench      what interception costs here, as ratios to native'
+	@echo 'make bench      what interception costs here, as ratios to native; a page with plots'
+	@echo 'make bench-peers  the same beside UCX'
 	@echo 'make race       the address-reuse race and the re-validation race, $(RACE_ROUNDS) rounds each'
+	@echo 'make revalidate the re-validation race by every kind of call under the layer trace, $(REVALIDATE_ROUNDS) rounds'
 	@echo 'make load       first opens of the device under load, $(LOAD_ROUNDS) processes'
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
@@ -149,19 +153,34 @@ race: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- --nocapture
 
+revalidate: rust install-build-deps
+	cargo build --workspace --all-targets --release
+	UMMUNOTIFY_REVALIDATE_ROUNDS=$(REVALIDATE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- \
+	    --nocapture stays_stale_under_trace
+
 # The device opened for the first time, and libc patched, while eight threads map and unmap.
 load: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_LOAD_ROUNDS=$(LOAD_ROUNDS) cargo test --release -p ummunotify-tests --test inline -- --nocapture under_load
 
+# The report stays in target/.
 bench: rust install-build-deps
-	cargo build --release -p ummunotify -p ummunotify-benches
-	@$(TARGET)/release/ummunotify-micro
+	cargo build --release -p ummunotify
+	@$(TARGET)/release/ummunotify bench --json $(TARGET)/bench.json --html $(TARGET)/bench.html $(BENCH)
+
+# UCX's hooks beside ours (Debian package libucx0).
+bench-peers: rust install-build-deps
+	cargo build --release -p ummunotify
+	cc -O2 -Wall -shared -fPIC benches/peers/ucx.c -o $(TARGET)/ucx.so -ldl
+	@if LD_PRELOAD=$(TARGET)/ucx.so true; then \
+		$(TARGET)/release/ummunotify bench --rounds 51 --against notify --against inline,notify \
+			--peer ucx=$(TARGET)/ucx.so --work munmap --work free --work madvise --regions 0; \
+	else echo "skipped: UCX as a peer: see above"; fi
 
 # Without a guest: skipped, which isn't failed.
 conformance: release
 	cargo build --release -p ummunotify --example switch_itself
-	UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
+	LAYERS="$${LAYERS:-notify trace}" UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
 
 differential: release
 	UMMUNOTIFY=$(TARGET)/release/ummunotify DIFFERENTIAL_STEPS=$(DIFFERENTIAL_STEPS) GUEST_TIMEOUT=3000 \

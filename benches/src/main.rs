@@ -1,6 +1,6 @@
 //! What interception costs: each figure as a ratio to native, measured in turns.
 //!
-//! Three processes run this program: one native, two under `ummunotify run` with the device open and other layers.
+//! Four processes run this program: one native, three under `ummunotify run` with the device open and other layers.
 //! For each round the parent asks one after the other for a batch of one kind of work, so that drifts of the machine
 //! meet all; the medians over all rounds, their quotients and the spread are printed. The figures say nothing about
 //! another machine.
@@ -317,7 +317,7 @@ fn serve(notifier: Option<Notifier>) -> Result<()> {
 }
 
 /// The layers that are compared with no layer at all.
-const LAYERS: [&str; 2] = ["inline,notify", "notify"];
+const LAYERS: [&str; 3] = ["inline,notify", "notify", "trace"];
 
 fn compare() -> Result<()> {
     let this = std::env::current_exe()?;

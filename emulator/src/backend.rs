@@ -9,6 +9,9 @@ use nix::errno::Errno;
 use ummunotify_abi::device;
 use ummunotify_abi::wire::{HELLO_PRCTL, WIRE_VERSION};
 
+use crate::available;
+use crate::trap::layers::Net;
+
 /// What the user wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Choice {
@@ -108,12 +111,24 @@ impl Backend for Emulated {
     }
 
     fn check(&self) -> Result<(), Obstacle> {
-        user_notification_known()?;
-        match try_listener(0) {
-            // A nested run shares the listener.
-            Err(Obstacle { answer: Errno::EBUSY, .. }) if under_our_filter() => Ok(()),
-            answer => answer,
+        match available::check(Net::Auto) {
+            Ok(_) => Ok(()),
+            // The better layer's.
+            Err(obstacles) => obstacles.into_iter().next().map_or(Ok(()), Err),
         }
+    }
+}
+
+/// Tries whether a seccomp listener can be had.
+///
+/// # Errors
+/// What is in the way.
+pub fn check_notify() -> Result<(), Obstacle> {
+    user_notification_known()?;
+    match try_listener(0) {
+        // A nested run shares the listener.
+        Err(Obstacle { answer: Errno::EBUSY, .. }) if under_our_filter() => Ok(()),
+        answer => answer,
     }
 }
 
@@ -167,16 +182,21 @@ pub fn try_listener(flags: libc::c_ulong) -> Result<(), Obstacle> {
         // SAFETY: ends the child without running anything of the parent's.
         unsafe { libc::_exit(code) };
     }
-    let answer = Errno::result(child).and_then(exit_code).map_err(|answer| Obstacle {
-        tried: "start a process to try seccomp in",
-        answer,
-        help: "the limit of processes (ulimit -u, or the container's) or the memory is used up: raise it",
-    })?;
+    let answer = Errno::result(child).and_then(exit_code).map_err(no_child)?;
     if answer == 0 { Ok(()) } else { Err(refused(Errno::from_raw(answer))) }
 }
 
+/// The sentence for a process that can't be made.
+pub(crate) fn no_child(answer: Errno) -> Obstacle {
+    Obstacle {
+        tried: "start a process to try things in",
+        answer,
+        help: "the limit of processes (ulimit -u, or the container's) or the memory is used up: raise it",
+    }
+}
+
 /// Waits for exactly that child.
-fn exit_code(child: libc::pid_t) -> Result<i32, Errno> {
+pub(crate) fn exit_code(child: libc::pid_t) -> Result<i32, Errno> {
     let mut status = 0;
     loop {
         // SAFETY: status is writable.

@@ -15,36 +15,21 @@ pub enum Layer {
     Inline,
     /// A seccomp filter and a supervisor.
     Notify,
+    /// ptrace by the supervisor: it stops the same calls and reads them by the same code.
+    Trace,
 }
 
 impl Layer {
     /// Those that this version has.
-    pub const ALL: &[Self] = &[Self::Inline, Self::Notify];
+    pub const ALL: &[Self] = &[Self::Inline, Self::Notify, Self::Trace];
 
     /// The word that stands for it in `--trap`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Inline => "inline",
             Self::Notify => "notify",
+            Self::Trace => "trace",
         }
-    }
-
-    /// Reads a set of layers, names separated by commas.
-    ///
-    /// # Errors
-    /// A sentence that names the first word that is none, and those that are; or what is missing in the set.
-    pub fn set(words: &str) -> Result<Vec<Self>, String> {
-        let find = |word: &str| {
-            Self::ALL.iter().copied().find(|layer| layer.name() == word).ok_or_else(|| {
-                let names: Vec<_> = Self::ALL.iter().map(|layer| layer.name()).collect();
-                format!("this version has the layers {}; not `{word}`", names.join(", "))
-            })
-        };
-        let set: Vec<Self> = words.split(',').map(find).collect::<Result<_, _>>()?;
-        if set.contains(&Self::Inline) && !set.contains(&Self::Notify) {
-            return Err("the layer inline needs notify: inline,notify".to_owned());
-        }
-        Ok(set)
     }
 }
 
@@ -96,7 +81,8 @@ pub struct Row {
     pub key: &'static str,
     /// The operation, as a person would name it.
     pub operation: &'static str,
-    /// The notify layer: a seccomp filter and a supervisor.
+    /// The notify layer: a seccomp filter and a supervisor. The trace layer (ptrace) sees the same: it stops the
+    /// same calls and reads them by the same code.
     pub notify: Sight,
     /// Why it isn't exact, or what the gap means; empty for exact rows.
     pub note: &'static str,
@@ -107,7 +93,7 @@ impl Row {
     pub const fn by(&self, layer: Layer) -> Sight {
         match layer {
             Layer::Inline => Sight::Unseen,
-            Layer::Notify => self.notify,
+            Layer::Notify | Layer::Trace => self.notify,
         }
     }
 
@@ -126,6 +112,15 @@ pub struct Gap {
     pub what: &'static str,
     /// What that means for a client, and what helps.
     pub note: &'static str,
+    /// The layer by which it isn't reached; `None`: by none.
+    pub by: Option<Layer>,
+}
+
+impl Gap {
+    /// Whether it is one where that layer traps.
+    pub fn is_of(&self, layer: Layer) -> bool {
+        self.by.is_none_or(|by| by == layer)
+    }
 }
 
 const fn exact(key: &'static str, operation: &'static str) -> Row {
@@ -258,38 +253,64 @@ pub const GAPS: &[Gap] = &[
                filter",
         note: "the shim has them started by `ummunotify run`, but for these; a second filter can't be had where the \
                program that starts them has opened the device",
+        by: None,
     },
     Gap {
         key: "static-copies",
         what: "copies of the device in a static program at numbers of its own choice (dup2), or received (SCM_RIGHTS)",
         note: "the filter knows the device by its number, from 960 to 1023: such a copy can be polled, passed on and \
                used with ioctl, but not read or mapped",
+        by: None,
     },
     Gap {
         key: "static-path",
         what: "stat and access of the device's path in a static program",
         note: "they say ENOENT; open works, with numbers that aren't the lowest free ones",
+        by: None,
     },
     Gap {
         key: "static-debugged",
         what: "a static program that is traced when it opens or maps the device",
         note: "it is made to map pages by ptrace, which a debugger has for itself: EPERM; attach it afterwards. So do \
                children of the command where Yama's ptrace_scope isn't 0",
+        by: None,
     },
     Gap {
         key: "no-shim",
         what: "programs that were executed without the shim (environment cleared, set-user-ID)",
         note: "they find no device; an inherited device descriptor is a bare pipe there",
+        by: None,
     },
     Gap {
         key: "clone-vm",
         what: "CLONE_VM tasks outside the thread group that predate the filter",
         note: "the filter reaches threads only; open the device before such tasks are made",
+        by: None,
+    },
+    Gap {
+        key: "foreign-listener",
+        what: "by trace, calls that another program's seccomp listener is asked about",
+        note: "SECCOMP_RET_USER_NOTIF outranks SECCOMP_RET_TRACE: the tracer isn't told; start the client without it",
+        by: Some(Layer::Trace),
+    },
+    Gap {
+        key: "static-trace",
+        what: "by trace, static programs",
+        note: "their calls of the device are answered through a listener: `run` refuses them where one can't be had, and \
+               those that a traced program starts find no device",
+        by: Some(Layer::Trace),
+    },
+    Gap {
+        key: "untraced",
+        what: "by trace, tasks made with CLONE_UNTRACED",
+        note: "nobody traces them: under the filter their calls fail with ENOSYS, without one they go unseen",
+        by: Some(Layer::Trace),
     },
     Gap {
         key: "raw-open",
         what: "an open of the device by a raw system call instruction",
         note: "the shim replaces libc's functions, syscall(3) included; inline assembly goes past it",
+        by: None,
     },
 ];
 
@@ -321,14 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_read_by_name_and_see_what_their_best_sees() {
-        assert_eq!(Layer::set("notify"), Ok(vec![Layer::Notify]));
-        for layers in ["", "magic", "notify,magic", "notify,"] {
-            assert!(
-                Layer::set(layers).is_err_and(|e| e.contains("has the layers inline, notify")),
-                "{layers}"
-            );
-        }
+    fn layers_see_what_their_best_sees() {
         let row = row("munmap").expect("it is in the table");
         assert_eq!(row.by_all(&[Layer::Notify]), Sight::Exact);
         assert_eq!(row.by_all(&[]), Sight::Unseen);

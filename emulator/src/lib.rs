@@ -3,6 +3,7 @@
 //! * [`client`]: the device as a registration cache uses it, on either backend
 //! * [`cache`]: a registration cache that uses it
 //! * [`backend`]: the backends, and whether this host lets one work
+//! * [`available`]: whether this host lets a layer that traps work
 //! * [`coverage`]: what each layer sees and misses
 //! * [`patch`]: lets a process look at its own calls before they are trapped
 //! * [`shimfile`]: where the preloadable library is
@@ -15,6 +16,7 @@
 //! shared-memory arena -> client. Traps touch the arena only through the engine; the engine knows no trap.
 #![deny(missing_docs)]
 
+pub mod available;
 pub mod backend;
 pub mod client;
 pub mod coverage;

@@ -88,8 +88,18 @@ fn a_command_that_cannot_be_executed_gets_the_exit_code_that_shells_use() {
 
 #[test]
 fn options_that_mean_nothing_are_refused() {
-    assert_refused(&run(&["--trap", "fault", "--", "true"]), 2, "has the layers inline, notify");
+    assert_refused(
+        &run(&["--trap", "fault", "--", "true"]),
+        2,
+        "there are the layers inline, notify, trace, and auto",
+    );
     assert_refused(&run(&["--trap", "inline", "--", "true"]), 2, "inline needs notify");
+    assert_refused(
+        &run(&["--trap", "trace,notify", "--", "true"]),
+        2,
+        "trace and notify would stop the same calls",
+    );
+    assert_refused(&run(&["--trap", "inline,trace", "--", "true"]), 2, "can't be had with trace");
     assert_refused(&run(&["--log-file", "/no/such/folder/x", "--", "true"]), 125, "can't be written");
     for arguments in [["--backend", "module"], ["--log", "loud"]] {
         let output = Command::new(BINARY).arg("run").args(arguments).args(["--", "true"]).output().unwrap();
@@ -187,13 +197,14 @@ fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt, jf, k }
 }
 
-/// This program where seccomp(2) answers that errno.
-fn where_seccomp_answers(errno: i32, arguments: &[&str]) -> Output {
+/// This program where these system calls answer that errno.
+fn where_calls_answer(calls: [i64; 2], errno: i32, arguments: &[&str]) -> Output {
     let mut command = Command::new(BINARY);
     command.args(arguments);
     let mut program = [
         op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_seccomp as u32),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, 0, calls[0] as u32),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, calls[1] as u32),
         op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
         op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
@@ -202,15 +213,26 @@ fn where_seccomp_answers(errno: i32, arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
+/// This program where seccomp(2) answers that errno.
+fn where_seccomp_answers(errno: i32, arguments: &[&str]) -> Output {
+    where_calls_answer([libc::SYS_seccomp; 2], errno, arguments)
+}
+
 #[test]
 fn a_kernel_without_user_notification_is_told_with_what_to_do() {
-    let run = ["run", "--backend", "emulated", "true"];
+    let run = ["run", "--backend", "emulated", "--trap", "notify", "true"];
     let refused = where_seccomp_answers(libc::EPERM, &run);
     assert_refused(&refused, 125, "allow seccomp(2)");
     assert!(said(&refused).contains("EPERM"));
     let absent = where_seccomp_answers(libc::ENOSYS, &run);
     assert_refused(&absent, 125, "Linux 5.5 or newer");
     assert!(said(&absent).contains("ENOSYS"));
+    // Where nothing else was asked for, the other layer does it; where that can't be had either, both are named.
+    let run = ["run", "--backend", "emulated", "true"];
+    assert_eq!(where_seccomp_answers(libc::EPERM, &run).status.code(), Some(0));
+    let neither = where_calls_answer([libc::SYS_seccomp, libc::SYS_ptrace], libc::EPERM, &run);
+    assert_refused(&neither, 125, "allow seccomp(2)");
+    assert!(said(&neither).contains("allow ptrace(2)"), "{}", said(&neither));
 }
 
 #[test]
@@ -222,18 +244,20 @@ fn doctor_says_whether_run_works_here() {
     if !Path::new(ummunotify_abi::device::PATH).exists() {
         let output = where_seccomp_answers(libc::EPERM, &["doctor"]);
         let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        assert!(text.contains("with the emulator, layer trace") && text.contains("no: EPERM"), "{text}");
+        let calls = [libc::SYS_seccomp, libc::SYS_ptrace];
+        let output = where_calls_answer(calls, libc::EPERM, &["doctor"]);
+        let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(1), "{text}");
-        assert!(
-            text.contains("doesn't work here. Missing: listener") && text.contains("no: EPERM"),
-            "{text}"
-        );
+        assert!(text.contains("doesn't work here. Missing: listener"), "{text}");
     }
 }
 
 #[test]
 fn somebody_elses_listener_is_told_with_what_to_do() {
     let mut command = Command::new(BINARY);
-    command.args(["run", "--backend", "emulated", "true"]);
+    command.args(["run", "--backend", "emulated", "--trap", "notify", "true"]);
     let mut program = [op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW)];
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
     // SAFETY: two system calls, which may be made between fork and exec.

@@ -14,11 +14,12 @@ use ummunotify_abi::wire::{self, Op};
 
 use crate::context::{self, Identity};
 use crate::door::{Answer, Buffer, Connection, Owned};
+use crate::environment::Net;
 use crate::keeper::{self, Launch, STACK};
 use crate::log::{self, Part};
 use crate::owner::Opening;
 use crate::program::{self, Path};
-use crate::{environment, filter, inline, sys, table};
+use crate::{environment, inline, layer, sys, table};
 
 /// The token of the supervisor whose filter we are under; 0 if there is none.
 ///
@@ -44,6 +45,7 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
     let _opening = Opening::begin().map_err(|errno| explain("MADV_WIPEONFORK memory", errno))?;
     // SAFETY: `Opening` admits one thread at a time.
     let scratch = unsafe { &mut *SCRATCH.0.get() };
+    let layers = layer::chosen()?;
     let token = hello().map_err(|errno| match errno {
         libc::ENOSYS => {
             log::error(&[Part::Text(
@@ -68,15 +70,15 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
     } else {
         start(scratch)?
     };
-    let gate = inline::offer();
+    let gate = if layers.inline { inline::offer() } else { 0 };
     let ask = [flags as u32 as u64, u64::from(token == 0), gate, 0, 0, 0];
     let mut answer =
         connection.ask(Op::Open, ask, None, &mut scratch.reply).map_err(|errno| refused(errno, token))?;
     let opened = Opened::arrange(&mut answer, flags)?;
-    if token == 0 {
-        enforce(&connection, scratch.reply.payload(&answer))?;
-    }
-    if opened.inline {
+    let traced =
+        token == 0 && layer::enforce(layers.net, &connection, &answer, &mut scratch.reply)? == Net::Trace;
+    // A tracer stops the patched calls as well.
+    if opened.inline && !traced {
         inline::patch(&connection);
     }
     table::activate();
@@ -137,22 +139,6 @@ fn mark_space(marker: &Owned) -> Result<(), c_int> {
     }
     sys::madvise(at as usize, 4096, libc::MADV_DONTFORK);
     sys::madvise(at as usize, 4096, libc::MADV_DONTDUMP);
-    Ok(())
-}
-
-/// Installs the filter and hands the listener over. From the first step on, trapped calls of other threads wait
-/// until the supervisor answers; we make none.
-fn enforce(connection: &Connection, program: &[u8]) -> Result<(), c_int> {
-    let listener = filter::install(program)?;
-    let mut buffer = Buffer::<0>::new();
-    let lost = |errno| match errno {
-        libc::ECONNRESET => explain("the supervisor, which ended while it took over,", libc::EIO),
-        errno => explain("handing the filter over to the supervisor", errno),
-    };
-    connection.ask(Op::Listener, [0; 6], Some(listener.get()), &mut buffer).map_err(lost)?;
-    // As long as we hold a copy, the death of the supervisor would hang every trapped call.
-    drop(listener);
-    connection.ask(Op::Closed, [0; 6], None, &mut buffer).map_err(lost)?;
     Ok(())
 }
 

@@ -32,6 +32,56 @@ pub fn backend() -> Backend {
     }
 }
 
+/// Which layer stops the calls of a process that opens the emulated device, wherever they are made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Net {
+    /// Notify if it can be had, else trace.
+    Auto,
+    /// A seccomp filter with a listener.
+    Notify,
+    /// ptrace.
+    Trace,
+}
+
+/// The layers of a process, as `emulator/src/trap/layers.rs` reads them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Layers {
+    /// libc's own calls are looked at in the process.
+    pub inline: bool,
+    /// What traps all others.
+    pub net: Net,
+}
+
+/// [`config::ENV_TRAP`].
+///
+/// # Errors
+/// The list, which names none of these or a set that can't be had: open fails.
+pub fn layers() -> Result<Layers, &'static [u8]> {
+    let list = get(config::ENV_TRAP).filter(|list| !list.is_empty()).unwrap_or(b"auto");
+    let (mut inline, mut net) = (false, None);
+    for word in list.split(|&b| b == b',') {
+        let named = match word {
+            b"inline" => {
+                inline = true;
+                continue;
+            }
+            b"auto" => Net::Auto,
+            b"notify" => Net::Notify,
+            b"trace" => Net::Trace,
+            _ => return Err(list),
+        };
+        if net.is_some_and(|other| other != named) {
+            return Err(list);
+        }
+        net = Some(named);
+    }
+    match net {
+        None => Err(list),
+        Some(Net::Trace) if inline => Err(list),
+        Some(net) => Ok(Layers { inline, net }),
+    }
+}
+
 /// The value of a variable. Nothing in a program that runs with more rights than its caller (AT_SECURE): one of
 /// the variables names a program to execute.
 pub fn get(name: &str) -> Option<&'static [u8]> {

@@ -11,7 +11,7 @@ use core::ptr::null;
 use ummunotify_abi::config;
 
 use crate::door::Owned;
-use crate::environment::{self, Backend, backend};
+use crate::environment::{self, Backend, Net, backend};
 use crate::{activate, next, sys};
 
 type Strings = *const *const c_char;
@@ -140,7 +140,7 @@ unsafe fn with_detour(
     let Some(run) = (unsafe { entry(environment, config::ENV_BINARY) }) else {
         return start(path, arguments);
     };
-    if path.is_null() || arguments.is_null() || backend() == Backend::Kmod {
+    if path.is_null() || arguments.is_null() || backend() == Backend::Kmod || is_traced() {
         return start(path, arguments);
     }
     let before = sys::errno();
@@ -186,6 +186,11 @@ unsafe fn with_detour(
         return start(path, arguments);
     }
     start(run, line.as_ptr())
+}
+
+/// The layer trace doesn't serve static programs: `run` couldn't do more than complain.
+fn is_traced() -> bool {
+    environment::layers().is_ok_and(|layers| layers.net == Net::Trace)
 }
 
 /// The value of a variable in an environment.

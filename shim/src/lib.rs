@@ -34,6 +34,7 @@ mod hooks_syscall;
 mod host;
 mod inline;
 mod keeper;
+mod layer;
 mod log;
 mod memory;
 mod owner;

@@ -108,6 +108,10 @@ impl Target {
 pub fn read<T: Copy>(from: *const c_void) -> Result<T, c_int> {
     let mut value = MaybeUninit::<T>::uninit();
     let len = size_of::<T>();
+    if is_in_callers_frames(from.addr(), len) {
+        // SAFETY: readable memory of this thread's stack; any bytes will do.
+        return Ok(unsafe { from.cast::<T>().read_unaligned() });
+    }
     let local = libc::iovec { iov_base: value.as_mut_ptr().cast(), iov_len: len };
     let remote = libc::iovec { iov_base: from.cast_mut(), iov_len: len };
     // SAFETY: the target is ours; the kernel checks the source.
@@ -139,6 +143,36 @@ pub fn read<T: Copy>(from: *const c_void) -> Result<T, c_int> {
     }
     // SAFETY: all bytes were written, and the callers use integers and structures of integers.
     Ok(unsafe { value.assume_init() })
+}
+
+/// How far above us the frames of our callers are looked for.
+const FRAMES: usize = 64 << 10;
+
+/// Whether the bytes lie, readable, in the stack above this call: memory in use by this thread itself, which nobody takes
+/// away meanwhile. There most arguments are, and a look at it costs a tenth of process_vm_readv.
+fn is_in_callers_frames(from: usize, len: usize) -> bool {
+    let marker = 0u8;
+    let here = (&raw const marker).addr();
+    let Some(end) = from.checked_add(len) else { return false };
+    if from < here || end > here + FRAMES {
+        return false;
+    }
+    let page = |at: usize| at & !4095;
+    let last = page(end - 1);
+    if last == page(here) {
+        return true;
+    }
+    // The stack may have ended before (that of a coroutine, with a pointer that is wrong). An order that doesn't exist is
+    // refused, EINVAL, but only after the set has been copied (rt_sigprocmask in kernel/signal.c).
+    let is_readable = |word: usize| {
+        const NO_ORDER: usize = usize::MAX;
+        // SAFETY: the kernel checks the pointer, and changes nothing.
+        let answer = unsafe { sys::call(libc::SYS_rt_sigprocmask, NO_ORDER, word, 0, 8, 0, 0) };
+        answer == -(libc::EINVAL as isize)
+    };
+    // A set of 8 bytes each that begins in the page in question and doesn't leave it.
+    let first = page(from);
+    is_readable(last) && (first == last || first == page(here) || is_readable(first))
 }
 
 fn is_forbidden(result: isize) -> bool {

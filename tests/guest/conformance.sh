@@ -7,9 +7,10 @@
 #   rules          of that the numbered rules alone, for a quick look
 #   differential   DIFFERENTIAL_STEPS (5000) random steps on both at once; SEED names the sequence
 #   switch         contexts that move between the two under load, SWITCHES (100) times
+#   yama           an ordinary user's client under Yama's ptrace_scope, by each layer whatever LAYERS says
 #   verbs          the registration cache on a soft-RoCE adapter: the accident, and the cure on both
 #
-# Without PART walk, differential, switch and interface. LAYERS are the sets of layers that the emulator is run with
+# Without PART walk, differential, switch, interface and yama. LAYERS are the sets of layers that the emulator is run with
 # (default: notify), separated by spaces: each is compared. UMMUNOTIFY names the binary (default: the debug build).
 # What the programs print is left in target/conformance/KERNEL; here come the differences and a line a part.
 # Exit code: 0; 1 where something differs or couldn't be run to its end; 77 where no guest can be had.
@@ -20,13 +21,15 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-$top/target}")
 binary=$(realpath -m "${UMMUNOTIFY:-$target/debug/ummunotify}")
 # The program that runs a command in the guest; another one stands in for it in the tests of this script.
 run=${GUEST_RUN:-$top/kmod-compat/guest/run.sh}
-parts=${*:-walk differential switch interface}
+parts=${*:-walk differential switch interface yama}
 layers=${LAYERS:-notify}
 kept=$target/conformance
+# Seconds for a guest.
+timeout=${GUEST_TIMEOUT:-$((1800 * $(wc -w <<<"$layers")))}
 cd "$top"
 
 for part in $parts; do
-	[[ $part =~ ^(walk|interface|rules|differential|switch|verbs)$ ]] || { echo "conformance: no part '$part'" >&2; exit 2; }
+	[[ $part =~ ^(walk|interface|rules|differential|switch|yama|verbs)$ ]] || { echo "conformance: no part '$part'" >&2; exit 2; }
 done
 # Skipping this part skips no other.
 modules=overlay
@@ -72,6 +75,7 @@ for part in $parts; do
 		build walk-plugin.so -shared -fPIC "$top/tests/c/operations/plugin.c"
 		;;
 	interface | rules) build interface "$top"/tests/c/interface/*.c ;;
+	yama) build open_once "$top/tests/c/badly_used/open_once.c" ;;
 	differential) build differential "$top/tests/c/differential/differential.c" ;;
 	switch)
 		build switching "$top/tests/c/switch/switching.c"
@@ -152,7 +156,7 @@ for kernel in ${KERNELS:-6.1}; do
 	rc=0
 	# Memory: mlockall populates all that the emulator has mapped.
 	KERNEL=$kernel GUEST_MEM=2G GUEST_DISK=1 GUEST_NUMA=1 GUEST_MODULES="$modules" GUEST_APPEND="syscall.x32=y ${GUEST_APPEND:-}" \
-		GUEST_TIMEOUT=${GUEST_TIMEOUT:-1800} "$run" \
+		GUEST_TIMEOUT=$timeout "$run" \
 		"'$here/in_guest.sh' '$stage' '${DIFFERENTIAL_STEPS:-5000}' '$seed' '$layers' '${SWITCHES:-100}' $parts" \
 		>"$results/guest" 2>"$results/guest-errors" || rc=$?
 	cat "$results/guest-errors" >&2
@@ -167,7 +171,7 @@ for kernel in ${KERNELS:-6.1}; do
 	fi
 	if [ $rc -ne 0 ]; then
 		case $rc in
-		70) why="the guest died, or took longer than ${GUEST_TIMEOUT:-1800} s" ;;
+		70) why="the guest died, or took longer than $timeout s" ;;
 		71) why="the kernel's log holds a warning" ;;
 		*) why="no guest could be run, or its script failed ($rc)${said:+: $said}" ;;
 		esac
@@ -190,8 +194,14 @@ for kernel in ${KERNELS:-6.1}; do
 			done
 			;;
 		switch)
-			sed "s/^\(ok\|FAIL\) /kernel $kernel: $part: &/" "$results/$part" 2>/dev/null || true
-			ended switch || rc=1
+			for set in $layers; do
+				sed "s/^\(ok\|FAIL\) /kernel $kernel: $part, $set: &/" "$results/$part-$set" 2>/dev/null || true
+				ended "switch-$set" || rc=1
+			done
+			;;
+		yama)
+			sed "s/^\(ok\|FAIL\|skip\)/kernel $kernel: $part: &/" "$results/$part" 2>/dev/null || true
+			ended $part || rc=1
 			;;
 		verbs)
 			sed "s/^/kernel $kernel: $part: /" "$results/$part" 2>/dev/null || true

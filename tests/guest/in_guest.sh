@@ -76,7 +76,14 @@ for part in "$@"; do
 		record verbs "$(dirname "$0")/verbs.sh" /tmp/ummunotify "$stage/verbs_accident" "$(dirname "$stage")/tools" "$layers"
 		;;
 	switch)
-		record switch "$(dirname "$0")/switch.sh" /tmp/ummunotify "$stage" "$stage" "$switches"
+		for set in $layers; do
+			record "switch-$set" env "UMMUNOTIFY_TRAP=$set" "$(dirname "$0")/switch.sh" /tmp/ummunotify "$stage" "$stage" "$switches"
+		done
+		;;
+	yama)
+		# Where an ordinary user may read them.
+		cp "$stage/open_once" /tmp/open_once
+		record yama "$(dirname "$0")/yama.sh" /tmp/ummunotify /tmp/open_once
 		;;
 	esac
 done

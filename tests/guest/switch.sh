@@ -88,6 +88,20 @@ inside() {
 	echo
 }
 
+# A thread whose last call only the module has recorded, and that has made none since, is stopped for a moment.
+computing() {
+	start obedient
+	"$binary" switch $client kmod || return 1
+	order compute
+	"$binary" switch $client emulated || return 1
+	"$binary" switch $client kmod || return 1
+	order rest
+	exec 4>&-
+	wait $client || { cat /tmp/output; return 1; }
+	echo 'moved under a thread that computes'
+	echo
+}
+
 # What stands at the device's path in the client's view doesn't know the call by which a counter is taken over.
 other_device() {
 	start obedient
@@ -135,6 +149,7 @@ part 'load, ended on the module' emulated "$build/switching" load "$binary" swit
 part API emulated "$examples/switch_itself" $((switches / 10))
 part 'API, direct' "$binary" run --backend kmod -- "$examples/switch_itself" direct
 part inside inside
+part computing computing
 part 'another device' other_device
 part orphan orphan
 part killed killed

@@ -22,6 +22,7 @@
 
 mod account;
 mod client;
+pub mod go;
 mod hugepages;
 mod leftovers;
 mod program;

@@ -57,4 +57,9 @@ impl Client {
     pub fn walk() -> Self {
         Self::program("walk", &WALK)
     }
+
+    /// The same as an object to be linked into a program in Go ([`Stage::go_program`](crate::Stage::go_program)).
+    pub fn walk_for_go() -> Self {
+        Self::program("walk-for-go.o", &WALK).flag("-r").flag("-Dmain=walk_main").flag("-DWALK_IN_GO")
+    }
 }

@@ -1,6 +1,7 @@
 //! What a hostile or merely busy program does to the emulator: nothing is missed, nothing hangs, nothing is left.
 
 use std::time::Duration;
+use ummunotify_abi::config::ENV_TRAP;
 use ummunotify_tests::{Account, Client, Mode, Stage, say, skip};
 
 /// Invalidations that each owner makes in a storm.
@@ -11,13 +12,17 @@ fn an_invalidation_is_missed_while_tasks_come_and_go() {
     let stage = Stage::new();
     let storm = stage.client(&Client::program("storm", &["attack/storm.c"]));
     for (nth, account) in Account::available().into_iter().enumerate() {
-        for layers in ["notify", "inline,notify"] {
-            let program = stage.program(Mode::EMULATED[nth % 2], account, &storm).arg(ROUNDS).layers(layers);
+        for layers in ["notify", "inline,notify", "trace"] {
+            // Once each way for each layer.
+            let mode = Mode::EMULATED[(nth + usize::from(layers == "trace")) % 2];
+            let program = stage.program(mode, account, &storm).arg(ROUNDS).layers(layers);
             let program = if nth == 0 { program.arg("restart") } else { program };
             let outcome = program.limit(Duration::from_secs(120)).run();
             outcome.assert_success();
-            say(&format!("{layers} {account:?}: {}", outcome.stdout.trim_end()));
+            say(&format!("{layers} {mode:?} {account:?}: {}", outcome.stdout.trim_end()));
             assert!(outcome.stdout.contains("missed=0 "), "{outcome}");
+            // Nothing interrupts a call that a tracer has stopped.
+            assert!(layers != "trace" || outcome.stdout.contains("interruptions=0"), "{outcome}");
         }
     }
 }
@@ -36,13 +41,16 @@ fn noise_on_its_sockets_disturbs_the_supervisor() {
 fn a_process_that_cannot_be_looked_at_delays_another_one() {
     let stage = Stage::new();
     let stuck = stage.client(&Client::program("stuck", &["attack/stuck.c"]));
-    for (nth, account) in Account::available().into_iter().enumerate() {
-        let outcome = stage.program(Mode::EMULATED[nth % 2], account, &stuck).run();
+    let accounts = Account::available();
+    let traced = accounts.first().map(|account| (*account, "trace"));
+    let ways = accounts.iter().map(|account| (*account, "notify")).chain(traced);
+    for (nth, (account, layer)) in ways.enumerate() {
+        let outcome = stage.program(Mode::EMULATED[nth % 2], account, &stuck).env(ENV_TRAP, layer).run();
         if outcome.code() == Some(77) {
             skip(&format!("a process that can't be looked at, {account:?}"), outcome.stdout.trim());
             continue;
         }
         outcome.assert_success();
-        say(&format!("{account:?}: {}", outcome.stdout.trim_end().replace('\n', "; ")));
+        say(&format!("{layer} {account:?}: {}", outcome.stdout.trim_end().replace('\n', "; ")));
     }
 }

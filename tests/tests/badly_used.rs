@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use ummunotify_abi::config::{ENV_BACKEND, ENV_BINARY, ENV_LOG_FILE};
+use ummunotify_abi::config::{ENV_BACKEND, ENV_BINARY, ENV_LOG_FILE, ENV_TRAP};
 use ummunotify_tests::{Account, Client, Mode, Outcome, Program, Stage, skip};
 
 /// Bad use is answered at once.
@@ -80,7 +80,10 @@ fn unknown_words_are_named() {
         (&["run", "--backend", "frobnicate", "--", "true"], &["frobnicate", "auto", "kmod", "emulated"]),
         (&["run", "--backend"], &["--backend"]),
         (&["run", "--log", "frobnicate", "--", "true"], &["frobnicate", "debug"]),
-        (&["run", "--trap", "frobnicate", "--", "true"], &["frobnicate", "notify"]),
+        (
+            &["run", "--trap", "frobnicate", "--", "true"],
+            &["frobnicate", "inline", "notify", "trace", "auto"],
+        ),
     ];
     for (args, words) in rows {
         let outcome = ummunotify(&stage, Account::Ordinary, args).run();
@@ -206,17 +209,27 @@ fn assert_not_opened(outcome: &Outcome, errno: Option<&str>) {
     }
 }
 
-/// Runs the client in surroundings that `confine` makes, under `run` and preloaded.
-fn confined(how: &str, account: Account, errno: &str, words: &[&str]) {
-    let stage = Stage::new();
+/// Runs the client in surroundings that `confine` makes, under `run` and preloaded, with that layer.
+fn in_confinement(stage: &Stage, how: &str, account: Account, layer: &str) -> [Outcome; 2] {
     let confine = stage.client(&program("confine"));
     let client = stage.client(&program("open_once"));
     let binary = stage.binary();
-    let outcome = stage
-        .program(Mode::Native, account, &confine)
-        .args([how, text(&binary), "run", "--", text(&client)])
-        .limit(LIMIT)
+    let confined = || stage.program(Mode::Native, account, &confine).env(ENV_TRAP, layer).limit(LIMIT);
+    let under_run = confined().args([how, text(&binary), "run", "--", text(&client)]).run();
+    stage.assert_nothing_left();
+    let preloaded = confined()
+        .args([how, text(&client)])
+        .env("CONFINED_PRELOAD", stage.shim())
+        .env(ENV_BINARY, &binary)
         .run();
+    stage.assert_nothing_left();
+    [under_run, preloaded]
+}
+
+/// The device can't be had there with that layer.
+fn confined(how: &str, account: Account, layer: &str, errno: &str, words: &[&str]) {
+    let stage = Stage::new();
+    let [outcome, preloaded] = in_confinement(&stage, how, account, layer);
     if outcome.code() == Some(NOT_OPENED) {
         // What `run` couldn't know beforehand, the open says.
         assert_complaint(&outcome, NOT_OPENED, words);
@@ -225,16 +238,25 @@ fn confined(how: &str, account: Account, errno: &str, words: &[&str]) {
         assert_complaint(&outcome, 125, words);
         assert!(!outcome.stdout.contains("open"), "the command was executed all the same: {outcome}");
     }
-    stage.assert_nothing_left();
-    let outcome = stage
-        .program(Mode::Native, account, &confine)
-        .args([how, text(&client)])
-        .env("CONFINED_PRELOAD", stage.shim())
-        .env(ENV_BINARY, &binary)
-        .limit(LIMIT)
-        .run();
-    assert_complaint(&outcome, NOT_OPENED, words);
-    assert_not_opened(&outcome, Some(errno));
+    assert_complaint(&preloaded, NOT_OPENED, words);
+    assert_not_opened(&preloaded, Some(errno));
+}
+
+/// The device can be had there: by ptrace where nothing else was asked for. With each list of layers these words are on
+/// standard error, once; without any word it is empty.
+fn traced_instead(how: &str, account: Account, said: [(&str, &[&str]); 2]) {
+    let stage = Stage::new();
+    for (layers, words) in said {
+        for outcome in in_confinement(&stage, how, account, layers) {
+            outcome.assert_success();
+            assert_eq!(outcome.stdout, "open: ok\n", "{how} {layers}: {outcome}");
+            for word in words {
+                let times = outcome.stderr.matches(word).count();
+                assert_eq!(times, 1, "{how} {layers}: how often is `{word}` said? {outcome}");
+            }
+            assert!(!words.is_empty() || outcome.stderr.is_empty(), "{how} {layers}: {outcome}");
+        }
+    }
 }
 
 /// The surroundings themselves are not what fails.
@@ -260,26 +282,106 @@ fn confined_by_nothing_opens() {
 #[test]
 fn seccomp_forbidden_by_a_profile_is_eperm() {
     for account in Account::available() {
-        confined("eperm", account, "EPERM", &["seccomp", "EPERM"]);
+        confined("eperm", account, "notify", "EPERM", &["seccomp", "EPERM"]);
+        traced_instead(
+            "eperm",
+            account,
+            [
+                (
+                    "",
+                    &["with a listener was refused with errno 1 (EPERM)", "no debugger", "every system call"],
+                ),
+                ("trace", &["a seccomp filter was refused with errno 1 (EPERM)", "every system call"]),
+            ],
+        );
     }
 }
 
 #[test]
 fn kernel_without_seccomp_is_enosys() {
     for account in Account::available() {
-        confined("enosys", account, "ENOSYS", &["seccomp", "ENOSYS"]);
+        confined("enosys", account, "notify", "ENOSYS", &["seccomp", "ENOSYS"]);
+        traced_instead(
+            "enosys",
+            account,
+            [
+                (
+                    "inline,auto",
+                    &[
+                        "with a listener was refused with errno 38 (ENOSYS)",
+                        "no debugger",
+                        "every system call",
+                    ],
+                ),
+                ("trace", &["a seccomp filter was refused with errno 38 (ENOSYS)", "every system call"]),
+            ],
+        );
     }
 }
 
 #[test]
 fn kernel_without_user_notification_is_einval() {
-    confined("einval", Account::Ordinary, "EINVAL", &["seccomp", "EINVAL"]);
+    confined("einval", Account::Ordinary, "notify", "EINVAL", &["seccomp", "EINVAL"]);
+    traced_instead(
+        "einval",
+        Account::Ordinary,
+        [("", &["with a listener was refused with errno 22 (EINVAL)", "no debugger"]), ("trace", &[])],
+    );
 }
 
 #[test]
 fn foreign_listener_is_ebusy() {
     for account in Account::available() {
-        confined("listener", account, "EBUSY", &["listener", "EBUSY"]);
+        confined("listener", account, "notify", "EBUSY", &["listener", "EBUSY"]);
+        let stage = Stage::new();
+        for outcome in in_confinement(&stage, "listener", account, "auto") {
+            outcome.assert_success();
+            assert_eq!(outcome.stdout, "open: ok\n", "{outcome}");
+            // What trace doesn't see there is said, once.
+            assert_eq!(outcome.stderr.matches("go unseen").count(), 1, "{outcome}");
+        }
+    }
+}
+
+#[test]
+fn ptrace_forbidden_by_a_profile_is_eperm() {
+    for account in Account::available() {
+        confined("deny=ptrace", account, "trace", "EPERM", &["ptrace", "EPERM", "profile"]);
+        // Neither way is open: both are named.
+        confined("deny=ptrace,seccomp", account, "auto", "EPERM", &["ptrace", "seccomp", "EPERM"]);
+    }
+}
+
+/// Which layer comes next, whether a filter picks the calls for it, and what is lost by it.
+#[test]
+fn doctor_names_another_layer_than_an_open_gets() {
+    let stage = Stage::new();
+    let confine = stage.client(&program("confine"));
+    let by_trace = "\"foreign-listener\", \"static-trace\", \"untraced\"";
+    for (how, layer, filter, lost) in [
+        ("nothing", "\"notify\"", "true", ""),
+        ("deny=ptrace", "\"notify\"", "true", ""),
+        ("deny=process_vm_readv", "\"notify\"", "true", ""),
+        ("einval", "\"trace\"", "true", by_trace),
+        ("listener", "\"trace\"", "true", by_trace),
+        ("eperm", "\"trace\"", "false", by_trace),
+        ("enosys", "\"trace\"", "false", by_trace),
+        ("deny=ptrace,seccomp", "null", "null", ""),
+    ] {
+        let confined =
+            || stage.program(Mode::Native, Account::Ordinary, &confine).arg(how).arg(stage.binary());
+        let outcome = confined().args(["doctor", "--json"]).limit(LIMIT).run();
+        let code = i32::from(layer == "null");
+        assert_eq!(outcome.code(), Some(code), "{how}: {outcome}");
+        let expected = format!("\"layer\": {layer}, \"filter\": {filter}, \"lost\": [{lost}], ");
+        assert!(outcome.stdout.contains(&expected), "{how}: expected {expected}: {outcome}");
+        let outcome = confined().arg("doctor").limit(LIMIT).run();
+        assert_eq!(outcome.code(), Some(code), "{how}: {outcome}");
+        let verdict = match layer {
+            "null" => "doesn't work here. Missing: listener".to_owned(),
+            layer => format!("with the emulator, layer {}.", layer.trim_matches('"')),
+        };
+        assert!(outcome.stdout.contains(&verdict), "{how}: expected {verdict}: {outcome}");
     }
 }
 
@@ -323,7 +425,7 @@ fn no_further_process_is_eagain() {
         );
         return;
     }
-    confined("nproc=0", Account::Ordinary, "EAGAIN", &["EAGAIN", "process"]);
+    confined("nproc=0", Account::Ordinary, "auto", "EAGAIN", &["EAGAIN", "process"]);
 }
 
 #[test]
@@ -413,19 +515,31 @@ fn supervisors(stage: &Stage) -> Vec<i32> {
         .collect()
 }
 
+/// Whether nothing is left of a process but what its parent has to reap. Its program is gone earlier: before its threads
+/// have let go of their files and of whom they trace.
+fn has_ended(pid: i32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        fs::read_to_string(thread.path().join("status")).map_or(true, |status| {
+            status.lines().any(|l| l.starts_with("State:\tZ") || l.starts_with("State:\tX"))
+        })
+    })
+}
+
 /// What README says of it: nothing hangs; trapped calls fail with ENOSYS; a read reports every region as invalid
 /// once, and then fails with EIO.
-fn supervisor_killed(mode: Mode, account: Account) {
+fn supervisor_killed(mode: Mode, account: Account, layer: &str) {
     let stage = Stage::new();
     let client = stage.client(&program("orphaned"));
-    let mut running = stage.program(mode, account, &client).limit(LIMIT).spawn();
+    let mut running = stage.program(mode, account, &client).env(ENV_TRAP, layer).limit(LIMIT).spawn();
     running.wait_for_line("ready");
     let found = supervisors(&stage);
     assert_eq!(found.len(), 1, "supervisors of one client: {found:?}");
     kill(Pid::from_raw(found[0]), Signal::SIGKILL).expect("the supervisor runs");
     let deadline = Instant::now() + Duration::from_secs(5);
-    while !supervisors(&stage).is_empty() && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
+    while !has_ended(found[0]) {
+        assert!(Instant::now() < deadline, "a supervisor that doesn't die");
+        std::thread::sleep(Duration::from_millis(1));
     }
     running.write_line("go on");
     let outcome = running.finish();
@@ -456,14 +570,16 @@ fn supervisor_killed(mode: Mode, account: Account) {
 #[test]
 fn supervisor_killed_under_run_hangs_nobody() {
     for account in Account::available() {
-        supervisor_killed(Mode::Run, account);
+        supervisor_killed(Mode::Run, account, "notify");
+        supervisor_killed(Mode::Run, account, "trace");
     }
 }
 
 #[test]
 fn supervisor_killed_under_preload_hangs_nobody() {
     for account in Account::available() {
-        supervisor_killed(Mode::Preload, account);
+        supervisor_killed(Mode::Preload, account, "notify");
+        supervisor_killed(Mode::Preload, account, "trace");
     }
 }
 
@@ -473,8 +589,15 @@ fn client_that_is_killed_leaves_nothing() {
     let client = stage.client(&program("orphaned"));
     for mode in Mode::EMULATED {
         for account in Account::available() {
-            for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGSEGV] {
-                let mut running = stage.program(mode, account, &client).limit(LIMIT).spawn();
+            for (signal, layer) in [
+                (Signal::SIGKILL, "notify"),
+                (Signal::SIGTERM, "notify"),
+                (Signal::SIGSEGV, "notify"),
+                (Signal::SIGKILL, "trace"),
+                (Signal::SIGSEGV, "trace"),
+            ] {
+                let program = stage.program(mode, account, &client).env(ENV_TRAP, layer);
+                let mut running = program.limit(LIMIT).spawn();
                 running.wait_for_line("ready");
                 assert_eq!(supervisors(&stage).len(), 1);
                 running.signal(signal);
@@ -492,13 +615,68 @@ fn filtered_descendants_of_a_dead_client_go_on() {
     let client = stage.client(&program("descendant"));
     for mode in Mode::EMULATED {
         for account in Account::available() {
-            for how in ["exit", "kill", "exec"] {
+            let ways = [
+                ("exit", "notify"),
+                ("kill", "notify"),
+                ("exec", "notify"),
+                ("kill", "trace"),
+                ("exec", "trace"),
+            ];
+            for (how, layer) in ways {
                 // The output is the descendant's, who outlives the client: it is complete when it is closed.
-                let outcome = stage.program(mode, account, &client).arg(how).limit(LIMIT).run();
-                assert!(!outcome.timed_out && !outcome.output_held, "{how}: {outcome}");
-                assert_eq!(outcome.stdout, "descendant: well\n", "{how}: {outcome}");
+                let program = stage.program(mode, account, &client).env(ENV_TRAP, layer);
+                let outcome = program.arg(how).limit(LIMIT).run();
+                assert!(!outcome.timed_out && !outcome.output_held, "{how} {layer}: {outcome}");
+                assert_eq!(outcome.stdout, "descendant: well\n", "{how} {layer}: {outcome}");
                 stage.assert_nothing_left();
             }
         }
+    }
+}
+
+#[test]
+fn supervisor_killed_while_it_looks_lets_the_call_run() {
+    let stage = Stage::new();
+    let client = stage.client(&program("midway"));
+    let account = Account::available()[0];
+    for layer in ["notify", "trace"] {
+        let mut running =
+            stage.program(Mode::Run, account, &client).env(ENV_TRAP, layer).limit(LIMIT).spawn();
+        let line = running.wait_for_line("");
+        if line != "ready" {
+            return skip("a supervisor that is killed while it looks", &line);
+        }
+        // Number 76 is truncate, and the tracer makes it none (-1) meanwhile. The look is given up after two seconds.
+        let call = format!("/proc/{}/syscall", running.pid());
+        let inside =
+            || fs::read_to_string(&call).is_ok_and(|call| call.starts_with("76 ") || call.starts_with("-1 "));
+        while !inside() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        let found = supervisors(&stage);
+        assert_eq!(found.len(), 1, "supervisors of one client: {found:?}");
+        kill(Pid::from_raw(found[0]), Signal::SIGKILL).expect("the supervisor runs");
+        let outcome = running.finish();
+        assert_eq!(outcome.stdout, "ready\ntruncate: ENOSYS\n", "{layer}: {outcome}");
+        stage.assert_nothing_left();
+    }
+}
+
+/// Without a filter nothing would stop its calls any more, and the counter would say that all is well. So the client
+/// goes with its supervisor.
+#[test]
+fn supervisor_killed_without_seccomp_leaves_a_client_that_is_stale() {
+    for account in Account::available() {
+        let stage = Stage::new();
+        let (confine, client) = (stage.client(&program("confine")), stage.client(&program("orphaned")));
+        let program = stage.program(Mode::Native, account, &confine).arg("enosys").arg(stage.binary());
+        let mut running = program.args(["run", "--"]).arg(&client).limit(LIMIT).spawn();
+        running.wait_for_line("ready");
+        let found = supervisors(&stage);
+        assert_eq!(found.len(), 1, "supervisors of one client: {found:?}");
+        kill(Pid::from_raw(found[0]), Signal::SIGKILL).expect("the supervisor runs");
+        let outcome = running.finish();
+        assert_eq!(outcome.signal(), Some(Signal::SIGKILL as i32), "{outcome}");
     }
 }

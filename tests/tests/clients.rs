@@ -2,6 +2,7 @@
 //! move and discard its buffers: none may use a stale registration, spin for ever, or end otherwise than well.
 
 use std::time::Duration;
+use ummunotify_abi::config::ENV_TRAP;
 use ummunotify_tests::{Account, Client, Mode, Stage, say, skip};
 
 /// Runs one client in both modes for one account.
@@ -14,14 +15,21 @@ fn run(name: &str, account: Account) {
     let sources = [format!("clients/{name}.c"), "clients/application.c".to_owned()];
     let client = Client::program(&format!("client-{name}"), &[&sources[0], &sources[1]]);
     let client = stage.client(&client);
-    for mode in Mode::EMULATED {
-        let outcome = stage.program(mode, account, &client).arg("1500").limit(Duration::from_secs(60)).run();
+    // By trace in the mode that the other account doesn't use: half of the combinations.
+    let traced = Mode::EMULATED[usize::from(account == Account::Root)];
+    for (mode, layer) in [(Mode::Run, "notify"), (Mode::Preload, "notify"), (traced, "trace")] {
+        let program = stage.program(mode, account, &client).env(ENV_TRAP, layer);
+        let outcome = program.arg("1500").limit(Duration::from_secs(60)).run();
         let failures: Vec<&str> = outcome.stdout.lines().filter(|line| line.starts_with("FAIL ")).collect();
-        assert!(failures.is_empty(), "{name}, {mode:?}, {account:?}: {}\n{outcome}", failures.join("\n"));
+        assert!(
+            failures.is_empty(),
+            "{name}, {layer}, {mode:?}, {account:?}: {}\n{outcome}",
+            failures.join("\n")
+        );
         outcome.assert_success();
         assert!(outcome.stdout.lines().filter(|line| line.starts_with("ok ")).count() >= 6, "{outcome}");
         if let Some(figures) = outcome.stdout.lines().find(|line| line.contains(" uses, ")) {
-            say(&format!("{figures} ({mode:?}, {account:?})"));
+            say(&format!("{figures} ({layer}, {mode:?}, {account:?})"));
         }
     }
 }

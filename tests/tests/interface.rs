@@ -33,14 +33,14 @@ fn run(mode: Mode, layers: &str, account: Account, args: &[&str]) -> usize {
     let rules: BTreeSet<&str> = failures.iter().filter_map(|line| line[5..].split('.').next()).collect();
     assert!(
         failures.is_empty(),
-        "{mode:?}, {account:?}: {} checks failed in {rules:?}:\n{}\nstderr:\n{}",
+        "{layers}, {mode:?}, {account:?}: {} checks failed in {rules:?}:\n{}\nstderr:\n{}",
         failures.len(),
         failures.join("\n"),
         outcome.stderr
     );
     outcome.assert_success();
     let total = outcome.stdout.lines().last().unwrap_or_default();
-    say(&format!("interface, {mode:?}, {account:?}: {total} in {:.1?}", outcome.elapsed));
+    say(&format!("interface, {layers}, {mode:?}, {account:?}: {total} in {:.1?}", outcome.elapsed));
     checks
 }
 
@@ -81,6 +81,16 @@ fn interface_holds_inline_for_root() {
 #[test]
 fn interface_holds_inline_for_an_ordinary_user() {
     run_all(Mode::Run, "inline,notify", Account::Ordinary);
+}
+
+#[test]
+fn interface_holds_by_trace_under_run_for_an_ordinary_user() {
+    run_all(Mode::Run, "trace", Account::Ordinary);
+}
+
+#[test]
+fn interface_holds_by_trace_under_preload_for_root() {
+    run_all(Mode::Preload, "trace", Account::Root);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::time::Duration;
-use ummunotify_tests::{Account, Client, HugePages, Mode, Outcome, Stage, say, skip};
+use ummunotify_tests::{Account, Client, HugePages, Mode, Outcome, Program, Stage, say, skip};
 
 /// Rows that the walk has at least; far fewer would mean that it stopped looking.
 const LEAST_ROWS: usize = 500;
@@ -19,10 +19,10 @@ fn walk(stage: &Stage) -> std::path::PathBuf {
     stage.client(&Client::walk())
 }
 
-/// The emulator's own table of what it sees, changed by `change`, as a file.
-fn coverage(stage: &Stage, change: impl Fn(&str) -> String) -> std::path::PathBuf {
-    let outcome =
-        stage.program(Mode::Native, Account::Ordinary, stage.binary()).args(["doctor", "--coverage"]).run();
+/// The emulator's own table of what it sees with these layers, changed by `change`, as a file.
+fn coverage(stage: &Stage, layers: &str, change: impl Fn(&str) -> String) -> std::path::PathBuf {
+    let doctor = stage.program(Mode::Native, Account::Ordinary, stage.binary());
+    let outcome = doctor.args(["doctor", "--coverage", "--trap", layers]).run();
     outcome.assert_success();
     let changed: String = outcome.stdout.lines().map(|line| change(line) + "\n").collect();
     let file = stage.folder().join("coverage");
@@ -73,26 +73,26 @@ fn walk_in(mode: Mode, layers: &str) {
     }
     let stage = Stage::new();
     let walk = walk(&stage);
-    let coverage = coverage(&stage, str::to_owned);
+    let coverage = coverage(&stage, layers, str::to_owned);
     for account in Account::available() {
-        let outcome = stage
-            .program(mode, account, &walk)
-            .arg("--coverage")
-            .arg(&coverage)
-            .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
-            .layers(layers)
-            .limit(Duration::from_secs(120))
-            .run();
-        for line in rows(&outcome, "skip").into_iter().chain(rows(&outcome, "gap ")) {
-            say(&format!("{mode:?} {account:?}: {line}"));
-        }
-        let failed = failures(&outcome);
-        assert!(failed.is_empty(), "{mode:?} {account:?}: rows that were reported wrongly:\n{failed}");
-        outcome.assert_success();
-        let ok = tally(&outcome, "ok");
-        assert!(ok >= LEAST_ROWS, "only {ok} rows: {outcome}");
-        say(&format!("{mode:?} {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
+        let program = stage.program(mode, account, &walk).arg("--coverage").arg(&coverage).layers(layers);
+        assert_walked(&stage, program, &format!("{layers} {mode:?} {account:?}"), LEAST_ROWS);
     }
+}
+
+/// Insists that each row is reported rightly, and that there are so many.
+fn assert_walked(stage: &Stage, program: Program<'_>, how: &str, least: usize) {
+    let outcome =
+        program.env("LD_LIBRARY_PATH", stage.folder().join("bin")).limit(Duration::from_secs(120)).run();
+    for line in rows(&outcome, "skip").into_iter().chain(rows(&outcome, "gap ")) {
+        say(&format!("{how}: {line}"));
+    }
+    let failed = failures(&outcome);
+    assert!(failed.is_empty(), "{how}: rows that were reported wrongly:\n{failed}");
+    outcome.assert_success();
+    let ok = tally(&outcome, "ok");
+    assert!(ok >= least, "only {ok} rows: {outcome}");
+    say(&format!("{how}: {} in {:.1?}", outcome.stdout.lines().last().unwrap_or_default(), outcome.elapsed));
 }
 
 #[test]
@@ -110,6 +110,32 @@ fn operations_are_missed_or_misreported_inline() {
     walk_in(Mode::Run, "inline,notify");
 }
 
+#[test]
+fn operations_are_missed_or_misreported_under_run_by_trace() {
+    walk_in(Mode::Run, "trace");
+}
+
+#[test]
+fn operations_are_missed_or_misreported_under_preload_by_trace() {
+    walk_in(Mode::Preload, "trace");
+}
+
+/// Where no filter can be had every call is stopped, and none is overlooked. It takes its time, so not all tables.
+#[test]
+fn operations_are_missed_or_misreported_without_seccomp() {
+    let stage = Stage::new();
+    let walk = walk(&stage);
+    let confine = stage.client(&Client::program("badly-used-confine", &["badly_used/confine.c"]));
+    let coverage = coverage(&stage, "trace", str::to_owned);
+    let account = *Account::available().last().expect("somebody runs the tests");
+    for table in ["map", "advise", "process"] {
+        let program = stage.program(Mode::Native, account, &confine).arg("enosys").arg(stage.binary());
+        let program = program.args(["run", "--"]).arg(&walk).arg("--coverage").arg(&coverage);
+        let program = program.args(["--table", table]);
+        assert_walked(&stage, program, &format!("without seccomp, {table}"), 100);
+    }
+}
+
 /// Which files a call names can't always be told on a stacked file system: all of them count there.
 #[test]
 fn operations_are_missed_on_a_stacked_file_system() {
@@ -125,7 +151,7 @@ fn operations_are_missed_on_a_stacked_file_system() {
         .args(["--mount", "sh", "-c", script])
         .arg(stage.binary())
         .arg(&walk)
-        .arg(coverage(&stage, str::to_owned))
+        .arg(coverage(&stage, "auto", str::to_owned))
         .run();
     if outcome.stdout.is_empty() {
         return skip("files on a stacked file system", &outcome.stderr);
@@ -165,7 +191,7 @@ fn the_walk_lets_a_wrong_coverage_table_pass() {
         ("fork", "beyond", "brk, processes", "fork, child alive", "the specification asks for covered"),
         ("io-uring", "covered", "io_uring", ring, "the counter did not move"),
     ] {
-        let wrong = coverage(&stage, |line| {
+        let wrong = coverage(&stage, "auto", |line| {
             let mut words: Vec<&str> = line.split('\t').collect();
             if words[0] == key {
                 words[1] = claim;
@@ -193,17 +219,24 @@ fn operations_are_missed_or_misreported_in_containers() {
     let stage = Stage::new();
     let (walk, confine) =
         (walk(&stage), stage.client(&Client::program("confine", &["badly_used/confine.c"])));
-    let coverage = coverage(&stage, str::to_owned);
-    let surroundings =
-        ["docker", "podman", "deny=userfaultfd,io_uring_setup", "deny=ptrace,process_vm_readv,kcmp"];
-    for (nth, how) in surroundings.into_iter().enumerate() {
+    let coverage = coverage(&stage, "auto", str::to_owned);
+    let surroundings = [
+        ("docker", "auto"),
+        ("podman", "auto"),
+        ("deny=userfaultfd,io_uring_setup", "auto"),
+        ("deny=ptrace,process_vm_readv,kcmp", "auto"),
+        ("deny=process_vm_readv,kcmp", "trace"),
+        // Without a listener: by trace, and nothing is patched.
+        ("einval", "inline,auto"),
+    ];
+    for (nth, (how, layers)) in surroundings.into_iter().enumerate() {
         let accounts = Account::available();
         let account = accounts[nth % accounts.len()];
         let outcome = stage
             .program(Mode::Native, account, &confine)
             .arg(how)
             .arg(stage.binary())
-            .args(["run", "--"])
+            .args(["run", "--trap", layers, "--"])
             .arg(&walk)
             .arg("--coverage")
             .arg(&coverage)
@@ -211,10 +244,10 @@ fn operations_are_missed_or_misreported_in_containers() {
             .limit(Duration::from_secs(120))
             .run();
         let failed = failures(&outcome);
-        assert!(failed.is_empty(), "{how} {account:?}: rows that were reported wrongly:\n{failed}");
+        assert!(failed.is_empty(), "{how} {layers} {account:?}: rows that were reported wrongly:\n{failed}");
         outcome.assert_success();
         assert!(tally(&outcome, "ok") >= LEAST_ROWS - 30, "{outcome}");
-        say(&format!("{how} {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
+        say(&format!("{how} {layers} {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
     }
 }
 
@@ -229,7 +262,7 @@ fn the_walk_lets_a_build_without_a_filter_pass() {
     let outcome = stage
         .program(Mode::Native, account, &walk)
         .arg("--coverage")
-        .arg(coverage(&stage, str::to_owned))
+        .arg(coverage(&stage, "auto", str::to_owned))
         .preload(wrap_only)
         .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
         .limit(Duration::from_secs(120))

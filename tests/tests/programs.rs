@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use ummunotify_abi::config::ENV_TRAP;
 use ummunotify_tests::{Account, Client, Mode, Outcome, Program, Stage, say, skip};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -15,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const DEVICE: &str = "/dev/ummunotify";
 const NO_DEVICE: &str = "/dev/null";
 
-/// The ways in which each program is run.
+/// The ways in which each program is run; some also in others.
 const WAYS: [(Mode, &str); 3] =
     [(Mode::Run, "notify"), (Mode::Preload, "notify"), (Mode::Run, "inline,notify")];
 
@@ -27,12 +28,12 @@ struct Comparison<'a> {
     /// Preloaded behind the activator.
     preload: Option<PathBuf>,
     env: Vec<(&'static str, &'static str)>,
+    /// Modes and layers to compare with.
+    ways: Vec<(Mode, &'static str)>,
     /// Made by the program in the work folder: compared as well, and removed between runs.
     files: Vec<&'static str>,
     /// What differs from run to run natively, such as process numbers, is taken out of the output.
     normalise: fn(&str) -> String,
-    /// Also with the inline layer.
-    inline: bool,
 }
 
 impl<'a> Comparison<'a> {
@@ -43,13 +44,19 @@ impl<'a> Comparison<'a> {
             args: args.iter().map(|arg| (*arg).to_owned()).collect(),
             preload: None,
             env: Vec::new(),
+            ways: WAYS.to_vec(),
             files: Vec::new(),
             normalise: str::to_owned,
-            inline: true,
         }
     }
 
-    fn program(&self, mode: Mode, account: Account) -> Program<'_> {
+    /// Compares with the trace layer, too.
+    fn traced(mut self) -> Self {
+        self.ways.push((Mode::Run, "trace"));
+        self
+    }
+
+    fn program(&self, mode: Mode, layers: &str, account: Account) -> Program<'_> {
         let activator = self.stage.client(&Client::library("activator", &["programs/activator.c"]));
         let device = if mode == Mode::Native { NO_DEVICE } else { DEVICE };
         let mut program = self
@@ -60,6 +67,7 @@ impl<'a> Comparison<'a> {
             .env("ACTIVATOR_PATH", device)
             .env("ACTIVATOR_LOG", self.log())
             .env("LC_ALL", "C")
+            .layers(layers)
             .limit(LIMIT);
         if let Some(library) = &self.preload {
             program = program.preload(library);
@@ -76,7 +84,7 @@ impl<'a> Comparison<'a> {
 
     /// One run: how it ended, the files it made, and how many processes opened what they had to open.
     fn run(&self, mode: Mode, layers: &str, account: Account) -> (Outcome, Vec<Vec<u8>>, usize) {
-        let outcome = self.program(mode, account).layers(layers).run();
+        let outcome = self.program(mode, layers, account).run();
         let files = self.files.iter().map(|name| {
             let path = self.stage.work().join(name);
             let content = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}: {outcome}", path.display()));
@@ -92,13 +100,10 @@ impl<'a> Comparison<'a> {
 
     /// Runs natively and in both emulated modes, and insists that they can't be told apart.
     fn check(&self, account: Account) -> Outcome {
-        let (native, native_files, native_opens) = self.run(Mode::Native, "notify", account);
+        let (native, native_files, native_opens) = self.run(Mode::Native, "", account);
         assert!(native_opens > 0, "the activator wasn't there: {native}");
         assert!(!native.timed_out, "{native}");
-        for (mode, layers) in WAYS {
-            if layers != "notify" && !self.inline {
-                continue;
-            }
+        for &(mode, layers) in &self.ways {
             let (emulated, files, opens) = self.run(mode, layers, account);
             assert!(!emulated.timed_out && !emulated.output_held, "{emulated}");
             assert!(opens > 0, "the device was never opened: {emulated}");
@@ -108,7 +113,7 @@ impl<'a> Comparison<'a> {
             assert_eq!(normalise(&emulated.stdout), normalise(&native.stdout), "{emulated}");
             assert_eq!(normalise(&emulated.stderr), normalise(&native.stderr), "{emulated}");
             for ((name, emulated), native) in self.files.iter().zip(&files).zip(&native_files) {
-                assert!(emulated == native, "{name} differs under {mode:?}");
+                assert!(emulated == native, "{name} differs under {layers} {mode:?}");
             }
             say(&format!(
                 "{}: {mode:?} {layers} {account:?}, {opens} processes with the device, {:.1?} (native {:.1?})",
@@ -190,7 +195,7 @@ print("open from 100 on:", sum(int(fd) >= 100 for fd in os.listdir("/proc/self/f
 sys.exit(3)
 "#;
     fs::write(stage.work().join("arrays.py"), script).expect("the work folder takes a file");
-    let comparison = Comparison::new(&stage, python, &["arrays.py"]);
+    let comparison = Comparison::new(&stage, python, &["arrays.py"]).traced();
     for account in Account::available() {
         let native = comparison.check(account);
         assert_eq!(native.code(), Some(3), "{native}");
@@ -213,7 +218,8 @@ fn gcc_compiles_something_else() {
     }
     source += "printf(\"%d\\n\", s); return s & 63; }\n";
     fs::write(stage.work().join("program.c"), source).expect("the work folder takes a file");
-    let mut comparison = Comparison::new(&stage, gcc, &["-Wall", "-O2", "-o", "program", "program.c"]);
+    let mut comparison =
+        Comparison::new(&stage, gcc, &["-Wall", "-O2", "-o", "program", "program.c"]).traced();
     comparison.files = vec!["program"];
     for account in Account::available() {
         let native = comparison.check(account);
@@ -290,7 +296,7 @@ nosuchcommand; echo "missing $?"
 kill -9 $BASHPID
 "#;
     fs::write(stage.work().join("pipelines.sh"), script).expect("the work folder takes a file");
-    let mut comparison = Comparison::new(&stage, bash, &["pipelines.sh"]);
+    let mut comparison = Comparison::new(&stage, bash, &["pipelines.sh"]).traced();
     // "line 13: 12345 Killed" names no process that outlives it.
     comparison.normalise = without_numbers_of_processes;
     for account in Account::available() {
@@ -328,7 +334,7 @@ fn a_debugger_on_a_client_differs() {
     args.extend(["--args", &name]);
     let mut comparison = Comparison::new(&stage, gdb, &args);
     // It shows at which instruction a call was made: the library's own with the inline layer.
-    comparison.inline = false;
+    comparison.ways.retain(|(_, layers)| !layers.contains("inline"));
     comparison.env = vec![("DEBUGINFOD_URLS", "")];
     comparison.normalise = without_numbers_of_processes;
     for account in Account::available() {
@@ -363,7 +369,10 @@ fn wait_sees_the_supervisor() {
     for account in Account::available() {
         for mode in Mode::EMULATED {
             for role in ["plain", "reaper"] {
-                stage.program(mode, account, &waiter).arg(role).run().assert_success();
+                for layer in ["notify", "trace"] {
+                    let program = stage.program(mode, account, &waiter).env(ENV_TRAP, layer);
+                    program.arg(role).run().assert_success();
+                }
             }
         }
     }
@@ -395,6 +404,63 @@ fn wait_sees_the_supervisor_as_pid_1() {
             }
             outcome.assert_success();
             assert!(outcome.stdout.contains("pid 1: yes"), "{outcome}");
+        }
+    }
+}
+
+/// By notify a handler without SA_RESTART can end a trapped call with EINTR in the moment before the supervisor
+/// looks at it (README); the tracer's stops can't be interrupted.
+#[test]
+fn job_control_or_a_storm_of_signals_is_disturbed_by_trace() {
+    let stage = Stage::new();
+    let jobs = stage.client(&Client::program("jobs", &["programs/jobs.c"]));
+    for account in Account::available() {
+        for mode in Mode::EMULATED {
+            for who in ["own", "inherited"] {
+                let outcome = stage.program(mode, account, &jobs).env(ENV_TRAP, "trace").arg(who).run();
+                outcome.assert_success();
+                assert_eq!(outcome.stdout, "well\n", "{outcome}");
+            }
+        }
+    }
+}
+
+/// Only one tracer is allowed at a time. Who has asked for this layer hears that; by itself it isn't chosen.
+#[test]
+fn a_debugger_keeps_trace_out_without_a_word() {
+    let Some(strace) = installed("/usr/bin/strace", "strace") else { return };
+    let stage = Stage::new();
+    let client = stage.client(&Client::program("badly-used-open_once", &["badly_used/open_once.c"]));
+    for (layer, code) in [("trace", 125), ("auto", 0)] {
+        let outcome = stage
+            .program(Mode::Native, Account::Ordinary, &strace)
+            .args(["-f", "-o", "/dev/null"])
+            .arg(stage.binary())
+            .args(["run", "--trap", layer, "--"])
+            .arg(&client)
+            .run();
+        assert_eq!(outcome.code(), Some(code), "{outcome}");
+        assert_eq!(
+            outcome.stderr.contains("a debugger or another tracer is attached"),
+            code != 0,
+            "{outcome}"
+        );
+    }
+}
+
+/// A filter of the client that wants a tracer isn't ours; a thread with one of its own takes no other.
+#[test]
+fn a_filter_of_the_client_is_in_the_way_of_trace() {
+    let stage = Stage::new();
+    let client = stage.client(&Client::program("own-filter", &["programs/own_filter.c"]));
+    for account in Account::available() {
+        for (whose, layer) in [("tracer", "trace"), ("thread", "trace"), ("thread", "auto")] {
+            let program = stage.program(Mode::Run, account, &client).env(ENV_TRAP, layer);
+            let outcome = program.arg(whose).run();
+            outcome.assert_success();
+            assert_eq!(outcome.stdout, "well\n", "{outcome}");
+            // Every call is stopped only where it must be, and that is said.
+            assert_eq!(outcome.stderr.contains("every system call"), whose == "thread", "{outcome}");
         }
     }
 }

@@ -15,31 +15,76 @@ fn rounds(default: u64) -> u64 {
     }
 }
 
-/// The race, once for each account: as the superuser under `run`, as an ordinary user under plain preload, and
-/// fewer rounds where both are run, for it takes its time.
+/// The race by each set of layers, once for each account: as the superuser under `run`, as an ordinary user under plain
+/// preload, and fewer rounds where both are run, for it takes its time; as few by trace.
 #[test]
 fn a_cache_entry_is_stale_while_the_counter_says_that_it_is_current() {
     let rounds = rounds(ROUNDS);
     let stage = Stage::new();
     let race = stage.client(&Client::program("race", &["race/race.c"]));
+    let mut runs = Vec::new();
     for (nth, account) in Account::available().into_iter().enumerate() {
-        let mode = Mode::EMULATED[nth % 2];
-        let rounds = if nth == 0 { rounds } else { rounds / 5 };
-        let limit = Duration::from_secs(30) + Duration::from_millis(rounds);
-        for layers in ["notify", "inline,notify"] {
-            let program = stage.program(mode, account, &race).arg(rounds.to_string()).layers(layers);
-            let outcome = program.limit(limit).run();
-            outcome.assert_success();
-            let said = outcome.stdout.trim_end();
-            say(&format!("{mode:?} {layers} {account:?}: {said} in {:?}", outcome.elapsed));
-            let figure = |name| figure(&outcome, name);
-            assert_eq!(figure("stale"), 0, "{outcome}");
-            assert_eq!(figure("rounds"), rounds / 4 * 4, "{outcome}");
-            // Rounds that prove nothing: nobody was given the address, or the entry wasn't current to begin with.
-            assert!(figure("reused") * 100 >= rounds, "too few rounds reused an address: {outcome}");
-            assert!(figure("current") * 10 >= rounds * 9, "too few entries were ever current: {outcome}");
+        let (mode, rounds) = (Mode::EMULATED[nth % 2], if nth == 0 { rounds } else { rounds / 5 });
+        runs.extend(["notify", "inline,notify"].map(|layers| (layers, mode, account, rounds)));
+        if nth == 0 {
+            runs.push(("trace", Mode::Run, account, rounds / 5));
         }
     }
+    for (layers, mode, account, rounds) in runs {
+        let limit = Duration::from_secs(30) + Duration::from_millis(rounds);
+        let program = stage.program(mode, account, &race).layers(layers);
+        let outcome = program.arg(rounds.to_string()).limit(limit).run();
+        outcome.assert_success();
+        say(&format!(
+            "{layers} {mode:?} {account:?}: {} in {:?}",
+            outcome.stdout.trim_end(),
+            outcome.elapsed
+        ));
+        let figure = |name| figure(&outcome, name);
+        assert_eq!(figure("stale"), 0, "{outcome}");
+        assert_eq!(figure("rounds"), rounds / 4 * 4, "{outcome}");
+        // Rounds that prove nothing: nobody was given the address, or the entry wasn't current to begin with.
+        assert!(figure("reused") * 100 >= rounds, "too few rounds reused an address: {outcome}");
+        assert!(figure("current") * 10 >= rounds * 9, "too few entries were ever current: {outcome}");
+    }
+}
+
+/// Re-validates `rounds` times under these layers; returns how many old pages were pinned again, and how many of those
+/// stayed in the cache as current.
+fn revalidate(layers: &str, mode: Mode, account: Account, rounds: u64) -> (u64, u64) {
+    let stage = Stage::new();
+    let race = stage.client(&Client::program("repin", &["race/repin.c"]));
+    let limit = Duration::from_secs(30) + Duration::from_millis(2 * rounds);
+    let outcome =
+        stage.program(mode, account, &race).layers(layers).arg(rounds.to_string()).limit(limit).run();
+    let (raced, stale) = (figure(&outcome, "raced"), figure(&outcome, "stale"));
+    assert_eq!(figure(&outcome, "rounds"), rounds, "{outcome}");
+    assert_eq!(outcome.code(), Some(i32::from(stale > 0)), "{outcome}");
+    let said = outcome.stdout.trim_end().replace('\n', "; ");
+    say(&format!("{layers} {mode:?} {account:?}: {said} in {:?}", outcome.elapsed));
+    (raced, stale)
+}
+
+/// `UMMUNOTIFY_REVALIDATE_ROUNDS` sets another number of rounds (a million for the long run).
+#[test]
+fn a_registration_made_during_an_operation_stays_stale_under_trace() {
+    let rounds: u64 = match env::var("UMMUNOTIFY_REVALIDATE_ROUNDS") {
+        Ok(text) => text.parse().unwrap_or_else(|e| panic!("UMMUNOTIFY_REVALIDATE_ROUNDS={text}: {e}")),
+        Err(_) => 10_000,
+    };
+    for (nth, account) in Account::available().into_iter().enumerate() {
+        let rounds = if nth == 0 { rounds } else { rounds / 5 };
+        let (raced, stale) = revalidate("trace", Mode::EMULATED[nth % 2], account, rounds);
+        assert_eq!(stale, 0, "{stale} of {raced}");
+        assert!(raced > 0, "nobody re-validated in time");
+    }
+}
+
+/// Notify sees no end of an operation. If the race didn't show that, it would tell nothing about other layers.
+#[test]
+fn the_window_of_notify_does_not_show() {
+    let (raced, stale) = revalidate("notify", Mode::Run, Account::Ordinary, 10_000);
+    assert!(stale > 0 && stale <= raced, "{stale} of {raced}");
 }
 
 /// The same by bare instructions, and in a process and a child of it at once.
@@ -76,7 +121,7 @@ fn a_device_that_reports_nothing_wins_the_race() {
 }
 
 /// Another thread registers and pins again as soon as it has read the event: only who sees the end of a call can tell
-/// it that it was too early. The inline layer does, for the calls of libc.
+/// it that it was too early. The inline layer does, for the calls of libc, and so does a tracer, for all.
 #[test]
 fn a_page_that_was_pinned_while_it_was_unmapped_is_believed() {
     let rounds = rounds(VALIDATING_ROUNDS);
@@ -85,12 +130,14 @@ fn a_page_that_was_pinned_while_it_was_unmapped_is_believed() {
     for (nth, account) in Account::available().into_iter().enumerate() {
         let rounds = if nth == 0 { rounds } else { rounds / 5 };
         let limit = Duration::from_secs(30) + Duration::from_millis(2 * rounds);
-        let program = stage.program(Mode::EMULATED[nth % 2], account, &race).arg(rounds.to_string());
-        let outcome = program.layers("inline,notify").limit(limit).run();
-        outcome.assert_success();
-        say(&format!("{account:?}: {} in {:?}", outcome.stdout.trim_end(), outcome.elapsed));
-        assert_eq!(figure(&outcome, "stale"), 0, "{outcome}");
-        assert!(figure(&outcome, "believed") * 100 >= rounds, "too little was ever believed: {outcome}");
+        for layers in ["inline,notify", "trace"] {
+            let program = stage.program(Mode::EMULATED[nth % 2], account, &race).arg(rounds.to_string());
+            let outcome = program.layers(layers).limit(limit).run();
+            outcome.assert_success();
+            say(&format!("{layers} {account:?}: {} in {:?}", outcome.stdout.trim_end(), outcome.elapsed));
+            assert_eq!(figure(&outcome, "stale"), 0, "{outcome}");
+            assert!(figure(&outcome, "believed") * 100 >= rounds, "too little was ever believed: {outcome}");
+        }
     }
     let blind = stage.client(&Client::library("blind", &["race/blind.c"]));
     let program = stage.program(Mode::Native, Account::Ordinary, &race).preload(blind).arg("20000");

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use ummunotify_tests::{Account, Client, HugePages, Mode, Outcome, Stage, say, skip};
+use ummunotify_tests::{Account, Client, HugePages, Mode, Outcome, Stage, go, say, skip};
 
 /// Tests of the interface suite that don't hold here, and the named gap that each stands for.
 const GAPS: [(&str, &str); 7] = [
@@ -74,6 +74,36 @@ fn the_interface_holds_for_a_static_program_of_an_ordinary_user() {
     interface(Account::Ordinary);
 }
 
+/// The table that the walk judges by.
+fn coverage(stage: &Stage) -> std::path::PathBuf {
+    let table =
+        stage.program(Mode::Native, Account::Ordinary, stage.binary()).args(["doctor", "--coverage"]).run();
+    table.assert_success();
+    let coverage = stage.folder().join("coverage");
+    std::fs::write(&coverage, &table.stdout).unwrap_or_else(|e| panic!("{}: {e}", coverage.display()));
+    coverage
+}
+
+/// Walks as each of the accounts.
+fn walk(stage: &Stage, walk: &Path, what: &str, least: usize) {
+    let coverage = coverage(stage);
+    for account in Account::available() {
+        let outcome = stage
+            .program(Mode::Run, account, walk)
+            .arg("--coverage")
+            .arg(&coverage)
+            .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
+            .limit(Duration::from_secs(300))
+            .run();
+        let failed: Vec<&str> = lines(&outcome, "FAIL").collect();
+        assert!(failed.is_empty(), "{what}, {account:?}: {}\n{outcome}", failed.join("\n"));
+        outcome.assert_success();
+        let ok = lines(&outcome, "ok ").count();
+        assert!(ok >= least, "only {ok} rows: {outcome}");
+        say(&format!("{what}, {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
+    }
+}
+
 #[test]
 fn operations_of_a_static_program_are_missed_or_misreported() {
     let huge = HugePages::reserve(8);
@@ -82,26 +112,81 @@ fn operations_of_a_static_program_are_missed_or_misreported() {
     }
     let stage = Stage::new();
     stage.client(&Client::library("walk-plugin", &["operations/plugin.c"]));
+    let program = stage.client(&Client::walk().fixed());
+    walk(&stage, &program, "static", LEAST_ROWS);
+}
+
+#[test]
+fn operations_of_a_program_with_musl_are_missed_or_misreported() {
+    if !is_there("musl-gcc") {
+        return skip("the operations by a program with musl", "no musl-gcc: install musl-tools");
+    }
+    let stage = Stage::new();
+    let program = stage.client(&musl(Client::walk().fixed()));
+    walk(&stage, &program, "musl", LEAST_ROWS);
+}
+
+/// Every call is made by the instruction of Go's own runtime. Its threads are company, so what isn't to be reported at all
+/// of a program that is alone may be reported here.
+#[test]
+fn operations_of_a_go_program_are_missed() {
+    if !go::is_available() {
+        return skip("the operations by a program in Go", "no go: install golang-go");
+    }
+    let stage = Stage::new();
+    let object = Client::walk_for_go();
+    let program = stage.go_program("walk.go", Some(&object));
+    walk(&stage, &program, "go", LEAST_ROWS);
+}
+
+/// In containers, and where single calls that the supervisor could use are denied: all is seen. Where ptrace is denied
+/// there is no device, and a sentence says why.
+#[test]
+fn a_static_program_loses_something_in_a_container() {
+    let stage = Stage::new();
+    let suite = stage.client(&Client::interface_suite().fixed());
+    stage.client(&Client::library("walk-plugin", &["operations/plugin.c"]));
     let walk = stage.client(&Client::walk().fixed());
-    let table =
-        stage.program(Mode::Native, Account::Ordinary, stage.binary()).args(["doctor", "--coverage"]).run();
-    table.assert_success();
-    let coverage = stage.folder().join("coverage");
-    std::fs::write(&coverage, &table.stdout).unwrap_or_else(|e| panic!("{}: {e}", coverage.display()));
-    for account in Account::available() {
-        let outcome = stage
-            .program(Mode::Run, account, &walk)
-            .arg("--coverage")
-            .arg(&coverage)
+    let confine = stage.client(&Client::program("confine", &["badly_used/confine.c"]));
+    let coverage = coverage(&stage);
+    let confined = |account: Account, how: &str, program: &Path| {
+        stage
+            .program(Mode::Native, account, &confine)
+            .arg(how)
+            .arg(stage.binary())
+            .args(["run", "--"])
+            .arg(program)
             .env("LD_LIBRARY_PATH", stage.folder().join("bin"))
-            .limit(Duration::from_secs(300))
-            .run();
+            .limit(Duration::from_secs(240))
+    };
+    let served =
+        ["docker", "deny=userfaultfd,io_uring_setup", "deny=process_vm_readv,process_vm_writev,kcmp"];
+    for (nth, how) in served.into_iter().enumerate() {
+        let accounts = Account::available();
+        let account = accounts[nth % accounts.len()];
+        let outcome = confined(account, how, &walk).arg("--coverage").arg(&coverage).run();
         let failed: Vec<&str> = lines(&outcome, "FAIL").collect();
-        assert!(failed.is_empty(), "{account:?}: {}\n{outcome}", failed.join("\n"));
+        assert!(failed.is_empty(), "{how} {account:?}: {}\n{outcome}", failed.join("\n"));
         outcome.assert_success();
-        let ok = lines(&outcome, "ok ").count();
-        assert!(ok >= LEAST_ROWS, "only {ok} rows: {outcome}");
-        say(&format!("static, {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
+        assert!(lines(&outcome, "ok ").count() >= LEAST_ROWS - 30, "{outcome}");
+        say(&format!("static, {how} {account:?}: {}", outcome.stdout.lines().last().unwrap_or_default()));
+    }
+    // Records and answers go the other way, where /proc/PID/mem would write to what the program itself can't.
+    let how = "deny=process_vm_readv,process_vm_writev";
+    let outcome = confined(Account::Ordinary, how, &suite)
+        .args(["--emulated", "--numbers", "960", "--without", "departure_3_a_million_regions"])
+        .run();
+    let gaps: BTreeSet<&str> = GAPS.iter().map(|(test, _)| *test).collect();
+    let failures: Vec<&str> = lines(&outcome, "FAIL ")
+        .filter(|line| !gaps.contains(line.split('.').next().unwrap_or_default()))
+        .collect();
+    assert!(failures.is_empty(), "{how}: {}\nstderr:\n{}", failures.join("\n"), outcome.stderr);
+    assert!(lines(&outcome, "ok ").count() >= LEAST_CHECKS, "{outcome}");
+
+    for how in ["podman", "deny=ptrace"] {
+        let outcome = confined(Account::Ordinary, how, &walk).arg("--coverage").arg(&coverage).run();
+        assert_ne!(outcome.code(), Some(0), "{how}: {outcome}");
+        assert!(!outcome.timed_out && outcome.stderr.contains("ptrace"), "{how}: {outcome}");
     }
 }
 
@@ -162,22 +247,11 @@ fn a_program_without_any_library_finds_the_device() {
 
 #[test]
 fn a_go_program_finds_the_device() {
-    if !is_there("go") {
+    if !go::is_available() {
         return skip("a client in Go", "no go: install golang-go");
     }
     let stage = Stage::new();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("go/client.go");
-    let client = stage.folder().join("bin/go-client");
-    let built = Command::new("go")
-        .args(["build", "-o"])
-        .args([&client, &source])
-        .env("CGO_ENABLED", "0")
-        .env("GOCACHE", stage.target().join("go-cache"))
-        .env("GOPATH", stage.target().join("go"))
-        .current_dir(stage.folder())
-        .output()
-        .expect("go runs");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let client = stage.go_program("client.go", None);
     for account in Account::available() {
         for _ in 0..3 {
             let outcome = stage.program(Mode::Run, account, &client).run();
@@ -386,4 +460,40 @@ fn a_dynamic_program_gets_a_filter_before_it_opens_the_device() {
         .args(["Seccomp_filters:", "/proc/self/status"])
         .run();
     assert_eq!(outcome.stdout, native.stdout);
+}
+
+/// The supervisor answers their calls of the device through a listener, which trace has not.
+#[test]
+fn a_static_program_is_let_run_blind_by_trace() {
+    let stage = Stage::new();
+    let fixed = stage.client(&Client::program("open-once-fixed", &["badly_used/open_once.c"]).fixed());
+    let confine = stage.client(&Client::program("confine", &["badly_used/confine.c"]));
+    let binary = stage.binary();
+    for account in Account::available() {
+        let native = || stage.program(Mode::Native, account, &binary);
+        let outcome = native().args(["run", "--trap", "trace", "--"]).arg(&fixed).run();
+        assert_eq!((outcome.code(), outcome.stdout.as_str()), (Some(125), ""), "{outcome}");
+        assert!(
+            outcome.stderr.contains("the layer trace gives the device to dynamic programs only"),
+            "{outcome}"
+        );
+        // Without a listener there is trace alone.
+        let program = stage.program(Mode::Native, account, &confine).arg("einval").arg(&binary);
+        let outcome = program.args(["run", "--"]).arg(&fixed).run();
+        assert_eq!((outcome.code(), outcome.stdout.as_str()), (Some(125), ""), "{outcome}");
+        assert!(
+            outcome.stderr.contains("statically linked")
+                && outcome.stderr.contains("a listener: Invalid argument"),
+            "{outcome}"
+        );
+        stage.assert_nothing_left();
+        // What a traced program starts, whether or not it has opened the device, finds none, as without us.
+        let outcome = native()
+            .args(["run", "--trap", "trace", "--", "/bin/sh", "-c", "\"$0\"; exit 5"])
+            .arg(&fixed)
+            .run();
+        assert_eq!(outcome.code(), Some(5), "{outcome}");
+        assert!(outcome.stdout.starts_with("open: ENOENT\n"), "{outcome}");
+        assert!(!outcome.stderr.contains("ummunotify:"), "{outcome}");
+    }
 }

@@ -2,7 +2,8 @@
 
 /// `auto` (default), `kmod` or `emulated`: which backend an open of the device gets.
 pub const ENV_BACKEND: &str = "UMMUNOTIFY_BACKEND";
-/// Which layers trap: a comma-separated list; the default is what the host allows.
+/// Which layers trap, separated by commas: `auto` (default: notify if it can be had, else trace), `notify` or `trace`;
+/// and `inline` before one of the first two.
 pub const ENV_TRAP: &str = "UMMUNOTIFY_TRAP";
 /// Path of the `ummunotify` binary that the shim starts as supervisor.
 pub const ENV_BINARY: &str = "UMMUNOTIFY_BINARY";

@@ -73,6 +73,12 @@ pub enum Op {
     Read = 9,
     /// The records of the last [`Op::Read`] reached the caller's buffer (args: 1) or not (args: 0).
     Commit = 10,
+    /// Trace the caller's process, which runs on. Payload of the reply: the filter program, which stops calls for
+    /// the tracer. EBUSY: another tracer is there; EPERM: it isn't allowed.
+    Seize = 20,
+    /// After [`Op::Seize`]. args: 1 if the filter was installed, 0 if none could be and each call is to be stopped. The
+    /// reply is that of [`Op::Closed`].
+    Traced = 21,
     /// Move contexts to another backend. Descriptor: a context's device descriptor, or a pidfd, which means all
     /// that its process opened. args: 1 kernel module, 0 emulated; patience in milliseconds.
     /// Replies: result 1 as often as the opener is asked for the real device (it gives it at its next call on
@@ -158,6 +164,8 @@ impl Op {
             13 => Self::Whereabouts,
             14 => Self::Patch,
             15 => Self::Arm,
+            20 => Self::Seize,
+            21 => Self::Traced,
             _ => return None,
         })
     }

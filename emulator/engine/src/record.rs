@@ -43,7 +43,8 @@ pub struct Begin {
 }
 
 impl Begin {
-    /// Before everything: an operation that ends with it hits all regions.
+    /// Before everything: an operation that ends with it hits all regions. So ends one in a context that was opened
+    /// after it had begun.
     pub const EVER: Self = Self { epoch: 0 };
 }
 

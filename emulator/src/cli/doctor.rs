@@ -3,9 +3,11 @@
 use std::fmt;
 use std::io::{self, Write};
 
-use ummunotify::backend::{Backend as _, Kmod};
+use ummunotify::available::{self, try_trace, yama_scope};
+use ummunotify::backend::{Backend as _, Kmod, Obstacle};
 use ummunotify::coverage::{GAPS, Layer, ROWS, Sight};
 use ummunotify::shimfile::{self, Origin};
+use ummunotify::trap::layers::{Layers, Net};
 
 use super::probe::host::{self, Uffd};
 use super::probe::{Answer, notify};
@@ -17,23 +19,57 @@ const ANSWERS: usize = 58;
 
 /// Prints the report; 0 if `ummunotify run` works here, else 1.
 pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
+    if options.json {
+        return Ok(json(&mut io::stdout().lock())?);
+    }
     if options.coverage {
-        let layers = options.trap.as_deref().map_or_else(|| Ok(Layer::ALL.to_vec()), Layer::set);
+        let set = |list: &str| list.parse::<Layers>().map(Layers::seen_by);
+        let layers = options.trap.as_deref().map_or_else(|| Ok(Layer::ALL.to_vec()), set);
         let layers = layers.map_err(|e| Failure::new(EXIT_USAGE, format!("--trap: {e}")))?;
         coverage(&layers, &mut io::stdout().lock())?;
         return Ok(0);
     }
-    let mut report = Report { out: io::stdout().lock(), missing: Vec::new() };
+    let mut report =
+        Report { out: io::stdout().lock(), missing: Vec::new(), notify: Vec::new(), trace: None };
     report.line(
         "Each line was tried just now, in a process of its own; `since` is the kernel that brought it.\n",
     )?;
     let module = report.module()?;
     report.notify_layer()?;
+    report.trace_layer()?;
     report.supervisor()?;
     report.library()?;
     report.other_layers()?;
     report.losses()?;
     Ok(report.verdict(module)?)
+}
+
+/// What `run` would use here: backend, layer, whether a filter picks the calls, what the emulator doesn't see with that
+/// layer, and what of that is on account of the layer alone, since a better one can't be had.
+fn json(out: &mut impl Write) -> io::Result<i32> {
+    let module = Kmod.check().is_ok();
+    let net = available::check(Net::Auto).ok();
+    let layer = net.map(|net| if net == Net::Trace { Layer::Trace } else { Layer::Notify });
+    let word = |word: Option<&str>| word.map_or_else(|| "null".to_owned(), |word| format!("\"{word}\""));
+    let backend = if module { Some("kmod") } else { layer.map(|_| "emulated") };
+    let filter = layer.map(|layer| layer != Layer::Trace || host::trace_action().works());
+    let unseen = ROWS.iter().filter(|row| !row.notify.is_seen()).map(|row| row.key);
+    let gaps = || GAPS.iter().filter(|gap| layer.is_none_or(|layer| gap.is_of(layer)));
+    // Keys are plain words: nothing in them needs an escape.
+    let list = |keys: &mut dyn Iterator<Item = &str>| -> String {
+        keys.map(|key| word(Some(key))).collect::<Vec<_>>().join(", ")
+    };
+    let lost = gaps().filter(|gap| layer.is_some() && gap.by.is_some());
+    writeln!(
+        out,
+        "{{\"backend\": {}, \"layer\": {}, \"filter\": {}, \"lost\": [{}], \"unseen\": [{}]}}",
+        word(backend),
+        word(layer.map(Layer::name)),
+        filter.map_or_else(|| "null".to_owned(), |filter| filter.to_string()),
+        list(&mut lost.map(|gap| gap.key)),
+        list(&mut unseen.chain(gaps().map(|gap| gap.key))),
+    )?;
+    Ok(i32::from(backend.is_none()))
 }
 
 /// A line for each row of the table, as these layers together see it.
@@ -47,6 +83,10 @@ struct Report<W> {
     out: W,
     /// Things that the emulator can't do without and that this host refuses.
     missing: Vec<&'static str>,
+    /// The same for the notify layer.
+    notify: Vec<&'static str>,
+    /// Why the trace layer can't be had.
+    trace: Option<Obstacle>,
 }
 
 impl<W: Write> Report<W> {
@@ -79,10 +119,17 @@ impl<W: Write> Report<W> {
     }
 
     fn notify_layer(&mut self) -> io::Result<()> {
-        self.line("\nnotify: seccomp user notification, the layer that this version traps with")?;
-        self.needed("listener (since 5.0)", notify::listener())?;
-        self.needed("let a call go on after a look, CONTINUE (since 5.5)", notify::continues())?;
-        self.needed("all threads at once, TSYNC with a listener (since 5.7)", notify::all_threads())?;
+        self.line("\nnotify: seccomp user notification, the layer that `run` prefers")?;
+        for (what, answer) in [
+            ("listener (since 5.0)", notify::listener()),
+            ("let a call go on after a look, CONTINUE (since 5.5)", notify::continues()),
+            ("all threads at once, TSYNC with a listener (since 5.7)", notify::all_threads()),
+        ] {
+            if !answer.works() {
+                self.notify.push(what);
+            }
+            self.probe(what, answer)?;
+        }
         self.probe("descriptor injection, ADDFD (since 5.9)", notify::inject())?;
         self.probe("the same and the answer at once, ADDFD SEND (since 5.14)", notify::inject_and_answer())?;
         let killable = notify::wait_killable();
@@ -95,9 +142,30 @@ impl<W: Write> Report<W> {
         Ok(())
     }
 
+    fn trace_layer(&mut self) -> io::Result<()> {
+        self.line("\ntrace: ptrace, where notify can't be had or is not wanted")?;
+        self.trace = try_trace().err();
+        let answer = self.trace.as_ref().map_or(Answer::Works, |obstacle| Answer::Refused(obstacle.answer));
+        self.probe("trace a process that names its tracer", answer)?;
+        if let Some(obstacle) = &self.trace {
+            writeln!(self.out, "    {}", obstacle.help)?;
+        }
+        let filter = host::trace_action();
+        self.probe("stop only the calls that matter, SECCOMP_RET_TRACE", filter)?;
+        if !filter.works() {
+            self.line(
+                "    without it every system call is stopped, at some 80 times the price of a cheap one",
+            )?;
+        }
+        self.line(
+            "    it sees the ends of calls, too; but no debugger can attach to the client, and of calls that another\n    \
+             program's seccomp listener is asked about it isn't told",
+        )
+    }
+
     fn supervisor(&mut self) -> io::Result<()> {
         self.line("\nsupervisor: a process that looks at the client that it serves")?;
-        let scope = host::yama_scope();
+        let scope = yama_scope();
         let scope = scope.map_or_else(|| "no Yama here".to_owned(), |n| n.to_string());
         self.probe("Yama's ptrace_scope", scope)?;
         self.probe("read the memory of a process beside it", host::read_memory(false))?;
@@ -143,10 +211,11 @@ impl<W: Write> Report<W> {
                 self.probe(&format!("{name}: fork events"), host::userfaultfd_fork(way))?;
             }
         }
-        self.line("\nstatic programs: what they need of the above, and ptrace")?;
-        let (ptrace, inject) = (host::ptrace(), notify::inject());
-        self.probe("seize a child", ptrace)?;
-        self.line(if ptrace.works() && inject.works() {
+        self.line(
+            "\nstatic programs: what they need of the above: the listener, descriptor injection and ptrace",
+        )?;
+        let able = self.notify.is_empty() && self.trace.is_none() && notify::inject().works();
+        self.line(if able {
             "    so `ummunotify run` gives them the device; they pay for each open of any file"
         } else {
             "    so a static program can't open the device here"
@@ -180,31 +249,79 @@ impl<W: Write> Report<W> {
         Ok(())
     }
 
+    /// The layer that would be used, if one can be.
+    fn layer(&self) -> Option<&'static str> {
+        match (self.missing.is_empty(), self.notify.is_empty(), &self.trace) {
+            (true, true, _) => Some("notify"),
+            (true, false, None) => Some("trace"),
+            _ => None,
+        }
+    }
+
     fn verdict(&mut self, module: bool) -> io::Result<i32> {
-        let missing = self.missing.join("; ");
-        match (module, self.missing.is_empty()) {
-            (true, true) => self.line("\n`ummunotify run` works here: with the kernel module; the emulator works too."),
-            (true, false) => self.line(format_args!(
+        let layer = self.layer();
+        let mut missing: Vec<_> = self.missing.iter().chain(&self.notify).copied().collect();
+        missing.extend(self.trace.iter().map(|obstacle| obstacle.tried));
+        let missing = missing.join("; ");
+        match (module, layer) {
+            (true, Some(layer)) => self.line(format_args!(
+                "\n`ummunotify run` works here: with the kernel module; the emulator works too, layer {layer}."
+            )),
+            (true, None) => self.line(format_args!(
                 "\n`ummunotify run` works here: with the kernel module. The emulator doesn't; missing: {missing}."
             )),
-            (false, true) => self.line("\n`ummunotify run` works here: with the emulator, layer notify."),
-            (false, false) => self.line(format_args!(
+            (false, Some(layer)) => {
+                self.line(format_args!("\n`ummunotify run` works here: with the emulator, layer {layer}."))
+            }
+            (false, None) => self.line(format_args!(
                 "\n`ummunotify run` doesn't work here. Missing: {missing}.\nWhere the kernel said no, a container's \
                  seccomp profile or an old kernel is the usual\nreason; the kernel module (kmod-compat) is the \
                  other way."
             )),
         }?;
         self.out.flush()?;
-        Ok(i32::from(!module && !self.missing.is_empty()))
+        Ok(i32::from(!module && layer.is_none()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::errno::Errno;
 
     fn report(missing: Vec<&'static str>) -> Report<Vec<u8>> {
-        Report { out: Vec::new(), missing }
+        Report { out: Vec::new(), missing, notify: Vec::new(), trace: None }
+    }
+
+    /// Without a listener trace is used if it can be had.
+    #[test]
+    fn the_layer_is_the_best_that_works() {
+        let untraceable = || Obstacle { tried: "ptrace", answer: Errno::EPERM, help: "" };
+        let mut both = report(vec![]);
+        both.trace = Some(untraceable());
+        assert_eq!(both.layer(), Some("notify"));
+        both.notify = vec!["listener"];
+        assert_eq!(both.layer(), None);
+        assert_eq!(both.verdict(false).unwrap(), 1);
+        assert!(String::from_utf8(both.out).unwrap().contains("Missing: listener; ptrace"));
+        let mut trace = report(vec![]);
+        trace.notify = vec!["listener"];
+        assert_eq!(trace.layer(), Some("trace"));
+        assert_eq!(trace.verdict(false).unwrap(), 0);
+    }
+
+    #[test]
+    fn scripts_get_one_object() {
+        let mut out = Vec::new();
+        let code = json(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.starts_with("{\"backend\": ") && text.ends_with("]}\n"), "{text}");
+        assert_eq!(text.contains("\"backend\": null"), code == 1, "{text}");
+        let by = text.split("\"layer\": ").nth(1).unwrap().split(',').next().unwrap().trim_matches('"');
+        for gap in GAPS {
+            let expected = by == "null" || gap.by.is_none_or(|layer| layer.name() == by);
+            assert_eq!(text.contains(&format!("\"{}\"", gap.key)), expected, "{}: {text}", gap.key);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod bench;
 mod command;
 mod demo;
 mod doctor;
@@ -28,6 +29,7 @@ Examples:
   ummunotify run -- ./client          run a program that opens /dev/ummunotify
   ummunotify run --stats -- mpirun -n 1 ./app
   ummunotify run --log debug --log-file /tmp/u.log -- ./client
+  ummunotify bench --html report.html what interception costs here
   ummunotify switch 4711 kmod         the kernel module records for process 4711 from now on
 
 A client opens /dev/ummunotify, registers address ranges, and learns from a counter in its own memory, before \
@@ -49,6 +51,8 @@ enum Command {
     Demo(DemoArguments),
     /// Try what this host allows, layer by layer, and say what is lost
     Doctor(DoctorArguments),
+    /// Measure what interception costs on this machine, backends and layers against each other
+    Bench(BenchArguments),
     /// Move a running program's contexts to the kernel module, or back to the emulator
     Switch(SwitchArguments),
 }
@@ -68,8 +72,9 @@ struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
     #[arg(long, value_name = "BACKEND")]
     backend: Option<Choice>,
-    /// Layers that trap memory operations, separated by commas: notify, or inline,notify, where libc's own calls are
-    /// looked at in the process and trapped only if need be
+    /// Layers that trap memory operations, separated by commas: auto (notify if it can be had, else trace), notify
+    /// (seccomp) or trace (ptrace); or inline,notify, where libc's own calls are looked at in the process and trapped
+    /// only if need be
     #[arg(long, value_name = "LAYERS")]
     trap: Option<String>,
     /// How much the supervisor logs [default: warn]
@@ -126,9 +131,67 @@ struct DemoArguments {
     inside: bool,
 }
 
+const BENCH_HELP: &str = "\
+One process for each contender works in turns with the others: native (no device), kmod (the kernel module, where it is \
+loaded), the emulator with a set of layers each, and static (what a static program pays that doesn't open the device). \
+Printed are medians over the rounds and their quartiles, and ratios to native's figure of the same round. A quiet \
+machine gives a small spread; a wide one says that the figures mean little.
+
+  ummunotify bench --json report.json --html report.html
+  ummunotify bench --against notify --against inline,notify --work munmap --work hit --rounds 101
+
+Exit code: 0, 1 if something couldn't be measured, 2 for bad use.";
+
+/// Options of `bench`.
+#[derive(Args, Debug)]
+#[command(after_help = BENCH_HELP)]
+struct BenchArguments {
+    /// What to compare with native, each by a --against: kmod, static, or layers as `run --trap` takes them
+    /// [default: all of them that can be had here]
+    #[arg(long, value_name = "CONTENDER")]
+    against: Vec<String>,
+    /// Compare also a process with that library preloaded, under that name: other interception
+    #[arg(long, value_name = "NAME=LIBRARY")]
+    peer: Vec<String>,
+    /// What to measure, each by a --work [default: everything]
+    #[arg(long, value_name = "NAME")]
+    work: Vec<String>,
+    /// Regions elsewhere, where that is varied, each by a --regions [default: 0, 64, 1000, 1000000]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    regions: Vec<u64>,
+    /// How often each is measured
+    #[arg(long, value_name = "NUMBER", default_value_t = 15, value_parser = rounds)]
+    rounds: usize,
+    /// Write all figures there
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page with plots there, for any browser, without a network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Is one of the processes that work
+    #[arg(long, hide = true)]
+    worker: Option<BenchWorker>,
+}
+
+/// One of the processes of `bench`.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum BenchWorker {
+    Plain,
+    Device,
+}
+
+/// A number of rounds.
+fn rounds(text: &str) -> Result<usize, String> {
+    let fits = |n: &usize| (3..=10_001).contains(n);
+    text.parse().ok().filter(fits).ok_or_else(|| "a number from 3 to 10001".to_owned())
+}
+
 /// Options of `doctor`.
 #[derive(Args, Debug)]
 struct DoctorArguments {
+    /// Print only what `run` would use here, as a JSON object for scripts
+    #[arg(long, conflicts_with = "coverage")]
+    json: bool,
     /// Only print what is seen, for scripts: key, exact|covered|unseen|beyond and operation, separated by tabs
     #[arg(long)]
     coverage: bool,
@@ -176,6 +239,7 @@ pub(crate) fn main() -> i32 {
     let answer = match arguments.command {
         Command::Run(options) => run::main(&options),
         Command::Demo(options) => demo::main(&options),
+        Command::Bench(options) => bench::main(&options),
         Command::Doctor(options) => doctor::main(&options),
         Command::Switch(options) => switch::main(&options),
     };

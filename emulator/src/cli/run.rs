@@ -7,9 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use ummunotify::backend::{Backend as _, Choice, Emulated, Kmod, Obstacle};
-use ummunotify::coverage::Layer;
+use ummunotify::available;
+use ummunotify::backend::{Backend as _, Choice, Kmod};
 use ummunotify::shimfile;
+use ummunotify::trap::layers::{Layers, Net};
 use ummunotify_abi::config;
 
 use super::command::{self, Kind, Program};
@@ -32,14 +33,15 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
     let settings = Settings::new(options)?;
     let program = command::find(name).map_err(|m| Failure::new(m.exit_code(), m.to_string()))?;
     look_at(&program)?;
-    check_backend(settings.backend).map_err(|o| Failure { error: o.into(), code: EXIT_CANNOT })?;
+    check_backend(settings.backend, settings.layers.net).map_err(|m| Failure::new(EXIT_CANNOT, m))?;
     let binary = own_path().map_err(|error| Failure { error, code: EXIT_CANNOT })?;
     let shim = shimfile::find(&binary).map_err(|e| Failure { error: e.into(), code: EXIT_CANNOT })?;
     settings.export(&binary, &shim.path);
     if program.kind == Kind::Static && !program.gains_privileges && settings.emulates() {
         let name = program.image.display().to_string();
         let help = "it is statically linked: see `ummunotify doctor`, or use --backend kmod";
-        enclosure::enclose(&name)
+        settings
+            .enclose(&name)
             .with_context(|| format!("{name} can't be given the device; {help}"))
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
     }
@@ -52,9 +54,9 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
 fn start_instead(options: &RunArguments, path: &OsStr, shown: &OsStr) -> Failure {
     let enclosed = || -> anyhow::Result<()> {
         let program = command::find(path).map_err(|m| anyhow::anyhow!("{m}"))?;
-        let emulates = Settings::new(options).map_err(|failure| failure.error)?.emulates();
-        if program.kind == Kind::Static && !program.gains_privileges && emulates {
-            enclosure::enclose(&program.image.display().to_string())?;
+        let settings = Settings::new(options).map_err(|failure| failure.error)?;
+        if program.kind == Kind::Static && !program.gains_privileges && settings.emulates() {
+            settings.enclose(&program.image.display().to_string())?;
         }
         Ok(())
     };
@@ -71,7 +73,7 @@ fn start_instead(options: &RunArguments, path: &OsStr, shown: &OsStr) -> Failure
 #[derive(Debug)]
 struct Settings {
     backend: Choice,
-    trap: Option<String>,
+    layers: Layers,
     log: Option<LogLevel>,
     log_file: Option<PathBuf>,
     stats: bool,
@@ -87,15 +89,11 @@ impl Settings {
             (None, None) => Choice::default(),
         };
         let inherited = std::env::var(config::ENV_TRAP).ok().filter(|layers| !layers.is_empty());
-        let trap = match (&options.trap, inherited) {
-            (Some(layers), _) => Some(("--trap", layers.clone())),
-            (None, Some(layers)) => Some((config::ENV_TRAP, layers)),
-            (None, None) => None,
+        let layers = match (&options.trap, inherited) {
+            (Some(list), _) => list.parse().map_err(|e| usage(format!("--trap: {e}")))?,
+            (None, Some(list)) => list.parse().map_err(|e| usage(format!("{}: {e}", config::ENV_TRAP)))?,
+            (None, None) => Layers::default(),
         };
-        if let Some((source, layers)) = &trap {
-            Layer::set(layers).map_err(|e| usage(format!("{source}: {e}")))?;
-        }
-        let trap = trap.map(|(_, layers)| layers);
         let inherited = std::env::var_os(config::ENV_LOG_FILE).filter(|path| !path.is_empty());
         let named = match (&options.log_file, &inherited) {
             (Some(path), _) => Some(("--log-file", path.as_path())),
@@ -106,7 +104,7 @@ impl Settings {
             .map(|(source, path)| log_file(source, path))
             .transpose()
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
-        Ok(Self { backend, trap, log: options.log, log_file, stats: options.stats })
+        Ok(Self { backend, layers, log: options.log, log_file, stats: options.stats })
     }
 
     /// True if an open of the device gets the emulated one.
@@ -118,14 +116,23 @@ impl Settings {
         }
     }
 
+    /// Puts a filter around a static program. The supervisor answers its calls of the device through a listener.
+    fn enclose(&self, name: &str) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.layers.net != Net::Trace,
+            "the layer trace gives the device to dynamic programs only; use --trap notify"
+        );
+        enclosure::enclose(name)
+    }
+
     /// Puts all of it where the shim and the supervisor look.
     fn export(&self, binary: &Path, shim: &Path) {
         let mut names = vec![
             (config::ENV_BINARY, binary.as_os_str().to_owned()),
             (config::ENV_BACKEND, self.backend.name().into()),
+            (config::ENV_TRAP, self.layers.to_string().into()),
             ("LD_PRELOAD", preload(shim, std::env::var_os("LD_PRELOAD").as_deref())),
         ];
-        names.extend(self.trap.clone().map(|layers| (config::ENV_TRAP, layers.into())));
         names.extend(self.log.map(|level| (config::ENV_LOG, level.name().into())));
         names.extend(self.log_file.clone().map(|path| (config::ENV_LOG_FILE, path.into_os_string())));
         names.extend(self.stats.then(|| (config::ENV_STATS, OsString::from("1"))));
@@ -189,12 +196,19 @@ fn look_at(program: &Program) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tries the backend that an open of the device will use.
-fn check_backend(choice: Choice) -> Result<(), Obstacle> {
+/// Tries the backend that an open of the device will use, and the layer.
+fn check_backend(choice: Choice, net: Net) -> Result<(), String> {
+    let module = || Kmod.check().map_err(|obstacle| obstacle.to_string());
+    let emulator = || {
+        available::check(net).map(drop).map_err(|obstacles| {
+            let lines: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
+            lines.join("; and ")
+        })
+    };
     match choice {
-        Choice::Kmod => Kmod.check(),
-        Choice::Emulated => Emulated.check(),
-        Choice::Auto => Kmod.check().or_else(|_| Emulated.check()),
+        Choice::Kmod => module(),
+        Choice::Emulated => emulator(),
+        Choice::Auto => module().or_else(|_| emulator()),
     }
 }
 

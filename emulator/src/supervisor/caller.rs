@@ -2,19 +2,19 @@
 //!
 //! Reading its memory can wait for as long as whoever backs that memory wants; only the desk's threads do it.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
-use nix::unistd::Pid;
+use nix::sys::uio::RemoteIoVec;
 use ummunotify_abi::device::Event;
 use ummunotify_sys::notify::{Listener, Notification};
 use ummunotify_sys::process;
 
 use super::log;
 use super::task;
+use crate::target::memory;
 use crate::trap::device::Room;
 
 /// Segments that a readv may have (`UIO_MAXIOV`).
@@ -120,14 +120,7 @@ impl Caller<'_> {
 impl Memory {
     /// Copies from its memory. EFAULT if it can't be read.
     pub fn read(self, address: u64, bytes: &mut [u8]) -> nix::Result<()> {
-        let remote = [RemoteIoVec { base: address as usize, len: bytes.len() }];
-        let wanted = bytes.len();
-        let pid = Pid::from_raw(self.tid.cast_signed());
-        match process_vm_readv(pid, &mut [IoSliceMut::new(bytes)], &remote) {
-            Ok(got) if got == wanted => Ok(()),
-            Ok(_) => Err(Errno::EFAULT),
-            Err(e) => Err(e),
-        }
+        memory::read(self.tid.cast_signed(), address, bytes)
     }
 
     /// A few words of its memory.
@@ -150,22 +143,7 @@ impl Memory {
 
     /// Copies into buffers, as many bytes as there are; all or EFAULT.
     fn fill(self, buffers: &Buffers, bytes: &[u8]) -> nix::Result<()> {
-        let pid = Pid::from_raw(self.tid.cast_signed());
-        let mut left = bytes.len();
-        let mut remote = Vec::new();
-        for segment in &buffers.segments {
-            // The kernel would check the whole of a buffer that is used in part.
-            let len = segment.len.min(left);
-            if len > 0 {
-                remote.push(RemoteIoVec { base: segment.base, len });
-            }
-            left -= len;
-        }
-        match process_vm_writev(pid, &[IoSlice::new(bytes)], &remote) {
-            Ok(done) if done == bytes.len() => Ok(()),
-            Ok(_) => Err(Errno::EFAULT),
-            Err(e) => Err(e),
-        }
+        memory::write(self.tid.cast_signed(), &buffers.segments, bytes)
     }
 
     /// Copies records into buffers.

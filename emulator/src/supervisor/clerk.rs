@@ -68,7 +68,9 @@ pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance, crowd
             Op::Open => open(shared, connection, peer, &asked),
             Op::Listener if entrance == Entrance::Control => listener(shared, connection, asked),
             Op::Closed if entrance == Entrance::Control => closed(shared, connection, peer, &asked),
-            Op::Listener | Op::Closed => Err(Errno::EPERM),
+            Op::Seize if entrance == Entrance::Control => seize(shared, connection, peer),
+            Op::Traced if entrance == Entrance::Control => traced(shared, connection, peer, &asked),
+            Op::Listener | Op::Closed | Op::Seize | Op::Traced => Err(Errno::EPERM),
             Op::Counter => with_context(shared, &asked, |context, _| {
                 let counter = context.read_only_counter().map_err(|_| Errno::ENOMEM)?;
                 connection.reply(0, [0; 6], &[], &[counter.as_fd()])
@@ -134,15 +136,15 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
     let (space, new) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
     let offered = (IMAGE_BASE..IMAGE_BASE + IMAGE_SPAN).contains(&gate).then_some(gate);
     let filter = if needs_filter != 0 {
-        let gate = *shared.gate.get_or_init(|| offered);
+        let gate = *shared.let_through.get_or_init(|| offered);
         Filter::bytes(&Filter::build(&Policy { gate, device: None }))
     } else {
         Vec::new()
     };
     // Only the gate that the filter lets through.
     let mut granted = 0;
-    if offered.is_some() && shared.gate.get() == Some(&offered) {
-        space.set_inline();
+    if offered.is_some() && shared.let_through.get() == Some(&offered) && !shared.gate.is_traced() {
+        space.set_inline(true);
         granted = wire::INLINE_GRANTED;
         if !shared.kernel.hugetlb_twice {
             granted |= wire::INLINE_MUNMAP;
@@ -183,7 +185,7 @@ fn patch(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) ->
 fn listener(shared: &Shared, connection: &Connection, asked: Asked) -> nix::Result<()> {
     let Ok([fd]) = <[OwnedFd; 1]>::try_from(asked.fds) else { return Err(Errno::EPROTO) };
     let listener = Listener::new(fd).map_err(|e| errno_of(&e))?;
-    if shared.listener.set(listener).is_err() {
+    if shared.gate.listener.set(listener).is_err() {
         return Err(Errno::EBUSY);
     }
     connection.reply(0, [0; 6], &[], &[])
@@ -192,7 +194,7 @@ fn listener(shared: &Shared, connection: &Connection, asked: Asked) -> nix::Resu
 /// The client has closed its own copy of the listener: from here on, calls are answered, and the open may
 /// return once no thread is left in a call that began before the filter.
 fn closed(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
-    if shared.listener.get().is_none() {
+    if shared.gate.listener.get().is_none() {
         return Err(Errno::EPROTO);
     }
     shared.tell(Message::Serve);
@@ -200,7 +202,38 @@ fn closed(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -
         // It executes its program next; nothing has been opened.
         return connection.reply(0, [0; 6], &[], &[]);
     }
-    let left = settle::settle(peer.pid);
+    trap_is_set(shared, connection, peer)
+}
+
+/// Traces the client, and gives it the filter to install. That one lets nothing through: what was granted of the
+/// inline layer is taken back.
+fn seize(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<()> {
+    if shared.device.is_some() || shared.gate.listener.get().is_some() {
+        return Err(Errno::EBUSY);
+    }
+    let (answer, seized) = crossbeam_channel::bounded(1);
+    shared.tell(Message::Seize(peer.pid, answer));
+    seized.recv().map_err(|_| Errno::EIO)??;
+    shared.gate.set_traced();
+    shared.spaces().iter().for_each(|space| space.set_inline(false));
+    let filter = Filter::bytes(&Filter::tracing(&Policy::default()));
+    connection.reply(0, [0; 6], &filter, &[])
+}
+
+/// The client has installed the filter, or none: from here on its calls are stopped.
+fn traced(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
+    if !shared.gate.is_traced() {
+        return Err(Errno::EPROTO);
+    }
+    let (answer, begun) = crossbeam_channel::bounded(1);
+    shared.tell(Message::Traced(asked.args[0] == 1, answer));
+    begun.recv().map_err(|_| Errno::EIO)?;
+    trap_is_set(shared, connection, peer)
+}
+
+/// Calls are trapped from now on. The open may return once no thread is left in a call that began before.
+fn trap_is_set(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<()> {
+    let left = settle::settle(shared, peer.pid);
     let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
     if let Ok(table) = task::mappings(peer.pid, &shared.kernel) {
         space.set_heap_end(maps::heap_end(&table).unwrap_or(0));

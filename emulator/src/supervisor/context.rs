@@ -20,7 +20,7 @@ use nix::sys::memfd::MFdFlags;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
-use ummunotify_engine::{ARENA_BYTES, Engine, Reason, Recorded, Recorder as Hand};
+use ummunotify_engine::{ARENA_BYTES, Begin, Engine, Reason, Recorded, Recorder as Hand};
 
 use super::recorder::{Recorder, Watch};
 use super::sleepers::{GoOn, Ring, Sleeper, Sleepers, Slept};
@@ -137,6 +137,14 @@ impl Context {
     /// Records one invalidation.
     pub fn record(&self, piece: PageRange) {
         match self.engine.record(piece) {
+            Recorded::Missed => {}
+            Recorded::Hit | Recorded::Everything => self.ring(),
+        }
+    }
+
+    /// Records the end of an operation: see [`Engine::end`].
+    pub fn record_after(&self, begin: Begin, piece: PageRange) {
+        match self.engine.end(begin, piece) {
             Recorded::Missed => {}
             Recorded::Hit | Recorded::Everything => self.ring(),
         }

@@ -134,7 +134,7 @@ impl Desk {
 
 /// Serves one call.
 fn serve(shared: &Arc<Shared>, visit: &Arc<Visit>) {
-    let Some(listener) = shared.listener.get() else { return };
+    let Some(listener) = shared.gate.listener.get() else { return };
     let caller = Caller { call: &visit.call, listener };
     shared.alarm.is_up(visit.call.tid);
     match visit.asks {
@@ -156,7 +156,7 @@ pub fn is_ordinary(shared: &Shared, caller: &Caller<'_>) {
 
 /// Nobody has looked at the call in time.
 fn give_up(shared: &Shared, visit: &Visit) {
-    let Some(listener) = shared.listener.get() else { return };
+    let Some(listener) = shared.gate.listener.get() else { return };
     let caller = Caller { call: &visit.call, listener };
     match visit.asks {
         DeviceCall::Open { .. } => {

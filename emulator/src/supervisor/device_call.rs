@@ -16,7 +16,7 @@ use super::context::{Context, lock};
 use super::desk::{self, Visit};
 use super::host::SupervisorHost;
 use super::log;
-use super::open_call::{Held, descriptor_errno, free_number};
+use super::open_call::{Puppet, descriptor_errno, free_number};
 use super::shared::Shared;
 use super::sleepers::{self, Sleeper, Slept};
 use super::space::Space;
@@ -167,7 +167,7 @@ impl Used<'_> {
         let (shared, visit) = (Arc::clone(shared), Arc::clone(visit));
         let started =
             std::thread::Builder::new().name("holder".into()).stack_size(256 * 1024).spawn(move || {
-                let Some(listener) = shared.listener.get() else { return };
+                let Some(listener) = shared.gate.listener.get() else { return };
                 let caller = Caller { call: &visit.call, listener };
                 while caller.waits() {
                     let result = read_once(&caller, &space, &context, &buffers);
@@ -215,7 +215,7 @@ impl Used<'_> {
         }
         let counter = self.context.read_only_counter().map_err(|_| Errno::ENOMEM)?;
         let mapped = ptrace::apart(|| {
-            let mut held = Held::seize(self.caller)?;
+            let mut held = Puppet::seize(self.caller)?;
             let number = held.inject(std::os::fd::AsFd::as_fd(&counter), None, true)?;
             held.make_calls(|call| {
                 let number = number as u64;

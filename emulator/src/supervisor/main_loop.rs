@@ -1,4 +1,7 @@
-//! The main loop: notifications in, answers out.
+//! The main loop: trapped calls in, answers out.
+
+mod home;
+mod trace;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,16 +13,19 @@ use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 use ummunotify_abi::PageRange;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
 use ummunotify_engine::{Reason, Statistics};
-use ummunotify_sys::notify::{Listener, Notification};
+use ummunotify_sys::notify::Notification;
 use ummunotify_sys::process;
 
+use self::home::Home;
+use self::trace::Tracer;
+pub use self::trace::block_signal as block_child_signal;
 use super::clerk::{self, Entrance};
 use super::context::Context;
 use super::crowded::CrowdedTarget;
 use super::desk::Desk;
+use super::gate::Held;
 use super::log;
 use super::shared::{Message, Shared};
-use super::sleepers::GoOn;
 use super::socket::{Connection, Door};
 use super::space::Space;
 use super::task;
@@ -43,6 +49,8 @@ pub enum Source {
     ContextDoor(u64),
     /// That process ends.
     Process(u32),
+    /// A traced task has something to tell.
+    Tracees,
     /// The kernel module has recorded something for that context.
     Module(u64),
 }
@@ -58,6 +66,7 @@ impl Source {
             Self::ContextDoor(n) => 4 | n << 3,
             Self::Process(pid) => 5 | (pid as u64) << 3,
             Self::Module(n) => 6 | n << 3,
+            Self::Tracees => 7,
         }
     }
 
@@ -70,20 +79,29 @@ impl Source {
             4 => Self::ContextDoor(word >> 3),
             5 => Self::Process((word >> 3) as u32),
             6 => Self::Module(word >> 3),
+            7 => Self::Tracees,
             _ => return None,
         })
     }
 }
 
-/// Where a task lives.
-#[derive(Debug)]
-enum Home {
-    /// In this space.
-    Space(Arc<Space>),
-    /// In none that we know.
-    Elsewhere,
-    /// In one of these or elsewhere: its mapping table must show.
-    Perhaps(Vec<Arc<Space>>),
+/// A call that waits at its entry.
+#[derive(Clone, Copy, Debug)]
+struct Trapped {
+    held: Held,
+    /// Kernel thread id of the task in our pid namespace; 0 if it isn't visible there.
+    tid: u32,
+    call: Syscall,
+}
+
+impl From<&Notification> for Trapped {
+    fn from(call: &Notification) -> Self {
+        Self {
+            held: Held::Notified(call.id),
+            tid: call.tid,
+            call: Syscall { arch: call.arch, nr: call.nr, args: call.args },
+        }
+    }
 }
 
 /// Connections served at once; further ones wait in the socket's backlog.
@@ -107,6 +125,7 @@ pub struct MainLoop {
     desk: Desk,
     serving: bool,
     hung_up: bool,
+    tracer: Tracer,
     /// When to look again whether closed contexts' counters are still mapped.
     recheck: Option<Instant>,
 }
@@ -134,6 +153,7 @@ impl MainLoop {
             desk: Desk::new(),
             serving: false,
             hung_up: false,
+            tracer: Tracer::default(),
             recheck: None,
         })
     }
@@ -178,6 +198,7 @@ impl MainLoop {
                     Some(Source::Bell(number)) => self.last_closed(number),
                     Some(Source::ContextDoor(number)) => self.accept(Some(number)),
                     Some(Source::Process(pid)) => self.process_ended(pid),
+                    Some(Source::Tracees) => self.tracer.signalled(),
                     Some(Source::Module(number)) => {
                         if let Some((_, context)) = self.contexts.get(&number) {
                             context.ring();
@@ -186,7 +207,9 @@ impl MainLoop {
                     None => {}
                 }
             }
+            self.stops();
             self.deadlines();
+            self.answers();
             self.findings();
             if self.recheck.is_some_and(|at| at <= Instant::now()) {
                 self.recheck = None;
@@ -198,14 +221,18 @@ impl MainLoop {
     }
 
     fn finished(&self) -> bool {
-        let filtered = self.shared.listener.get().is_some() && !self.hung_up;
+        let filtered = self.shared.gate.listener.get().is_some() && !self.hung_up;
         !filtered
+            && !self.tracer.is_needed()
             && self.contexts.is_empty()
             && self.clerks.load(Ordering::Acquire) == 0
             && self.shared.inbox.is_empty()
     }
 
     fn timeout(&self) -> EpollTimeout {
+        if self.tracer.has_more() {
+            return EpollTimeout::ZERO;
+        }
         let job = self.pending.iter().find(|job| !job.is_claimed()).map(|job| job.due);
         let Some(at) = [job, self.desk.due(), self.recheck].into_iter().flatten().min() else {
             return EpollTimeout::NONE;
@@ -219,13 +246,18 @@ impl MainLoop {
             match message {
                 Message::Opened(space, context) => self.watch(space, context),
                 Message::Serve => self.start_serving(),
+                Message::Seize(pid, answer) => {
+                    // Who asked may have gone meanwhile.
+                    let _ = answer.send(self.seize(pid));
+                }
+                Message::Traced(filtered, answer) => {
+                    self.tracer.begin(filtered);
+                    let _ = answer.send(());
+                }
+                Message::Outside(tid, answer) => self.tracer.ask_outside(tid, answer),
                 Message::CounterSeen(number, at) => self.counter_seen(number, at),
                 Message::Ended => {}
-                Message::Ordinary(call) => {
-                    if let Some(listener) = self.shared.clone().listener.get() {
-                        self.ordinary(listener, &call);
-                    }
-                }
+                Message::Ordinary(call) => self.trapped(Trapped::from(&call)),
             }
         }
     }
@@ -257,7 +289,7 @@ impl MainLoop {
     }
 
     fn start_serving(&mut self) {
-        let Some(listener) = self.shared.listener.get() else { return };
+        let Some(listener) = self.shared.gate.listener.get() else { return };
         if self.serving {
             return;
         }
@@ -386,37 +418,33 @@ impl MainLoop {
                 for space in &job.candidates {
                     space.stuck.store(true, Ordering::Release);
                 }
-                self.give_up(&job.candidates, job.id, &job.spared);
+                self.give_up(&job.candidates, job.held, &job.spared);
             }
         }
         self.desk.deadlines(&self.shared);
     }
 
-    fn give_up(&self, spaces: &[Arc<Space>], id: u64, spared: &[u64]) {
-        let call = GoOn::new(&self.shared.listener, id);
+    fn give_up(&self, spaces: &[Arc<Space>], held: Held, spared: &[u64]) {
         for space in spaces {
             space.invalidate_all_but(Reason::Deadline, spared);
-            space.delay(&call);
         }
+        self.shared.gate.recorded(held, spaces, &[PageRange::ALL]);
     }
 
-    fn proceed(&self, id: u64) {
-        if let Some(listener) = self.shared.listener.get()
-            && let Err(e) = listener.proceed(id)
-        {
-            log::warning!("a trapped call can't go on: {e}");
-        }
+    /// Lets a call go on that invalidates nothing in any space.
+    fn proceed(&self, held: Held) {
+        self.shared.gate.answer(held, &[], &[]);
     }
 
     fn listener(&mut self, events: EpollFlags) {
         let shared = Arc::clone(&self.shared);
-        let Some(listener) = shared.listener.get() else { return };
+        let Some(listener) = shared.gate.listener.get() else { return };
         if events.contains(EpollFlags::EPOLLIN) {
             match listener.receive() {
                 Ok(Some(notification)) => {
                     // An open that was over before this call began must be known to it.
                     self.messages();
-                    self.notification(listener, &notification);
+                    self.notified(notification);
                 }
                 Ok(None) => {}
                 Err(e) => log::warning!("can't receive a notification: {e}"),
@@ -428,66 +456,75 @@ impl MainLoop {
         }
     }
 
-    fn notification(&mut self, listener: &Listener, call: &Notification) {
-        let registers = Syscall { arch: call.arch, nr: call.nr, args: call.args };
+    fn notified(&mut self, call: Notification) {
+        let trapped = Trapped::from(&call);
         // A task without a number here can't be looked at.
         if let Some(band) = self.shared.device
             && call.tid != 0
-            && let Some(asks) = DeviceCall::new(&registers, band)
+            && let Some(asks) = DeviceCall::new(&trapped.call, band)
         {
-            self.desk.submit(&self.shared, *call, asks);
+            self.desk.submit(&self.shared, call, asks);
             return;
         }
-        self.ordinary(listener, call);
+        self.trapped(trapped);
     }
 
-    /// A call that is none of the device's.
-    fn ordinary(&mut self, listener: &Listener, call: &Notification) {
-        let decoded = Decoded::new(&Syscall { arch: call.arch, nr: call.nr, args: call.args });
-        if let Decoded::Hello { version } = decoded {
-            let answer = if version == u64::from(wire::WIRE_VERSION) {
-                self.shared.token.cast_signed()
-            } else {
-                -i64::from(libc::EPROTONOSUPPORT)
-            };
-            if let Err(e) = listener.answer(call.id, answer) {
-                log::warning!("task {}: can't answer its hello: {e}", call.tid);
+    /// Has one of our own calls return this. The kernel knows none of them: a traced one is made and does nothing.
+    fn answer_with(&mut self, held: Held, value: i64) {
+        match held {
+            Held::Notified(id) => self.shared.gate.listener_says(|listener| listener.answer(id, value)),
+            Held::Traced { tid, .. } => {
+                self.tracer.set_result(tid, value);
+                self.proceed(held);
             }
-            return;
         }
-        if let Decoded::Ring { inode } = decoded {
-            self.ring(call.tid, inode);
-            if let Err(e) = listener.answer(call.id, 0) {
-                log::warning!("task {}: can't answer its ring: {e}", call.tid);
+    }
+
+    /// Handles a call that is none of the device's.
+    fn trapped(&mut self, trapped: Trapped) {
+        let Trapped { held, tid, .. } = trapped;
+        let decoded = Decoded::new(&trapped.call);
+        match decoded {
+            // A shim asks for its supervisor.
+            Decoded::Hello { version } => {
+                let known = version == u64::from(wire::WIRE_VERSION);
+                let token = self.shared.token.cast_signed();
+                return self.answer_with(held, if known { token } else { -i64::from(libc::EPROTONOSUPPORT) });
             }
-            return;
-        }
-        if let Decoded::Fork(_) = decoded {
+            Decoded::Ring { inode } => {
+                self.ring(tid, inode);
+                return self.answer_with(held, 0);
+            }
+            Decoded::Ignore => return self.proceed(held),
             // Numbers of threads that have ended may come back as the child's.
-            self.members.clear();
+            Decoded::Fork(_) => self.members.clear(),
+            _ => {}
         }
-        let home = self.home(call.tid);
+        let home = self.home(tid, matches!(held, Held::Traced { .. }));
         match (decoded, home) {
             (Decoded::Exec, home) => {
-                self.before_exec(call.tid, home);
-                self.proceed(call.id);
+                // A tracer hears of the execve that has succeeded.
+                if matches!(held, Held::Notified(_)) {
+                    self.before_exec(tid, home);
+                }
+                self.proceed(held);
             }
             (Decoded::NewTask, Home::Space(space)) => {
                 space.set_many_tasks();
-                self.proceed(call.id);
+                self.proceed(held);
             }
             (Decoded::NewTask, Home::Perhaps(spaces)) => {
                 spaces.iter().for_each(|s| s.set_many_tasks());
-                self.proceed(call.id);
+                self.proceed(held);
             }
             (Decoded::Operation(operation) | Decoded::Fork(operation), Home::Space(space)) => {
-                self.operation(call, vec![space], false, operation);
+                self.operation(trapped, vec![space], false, operation);
             }
             (Decoded::Operation(operation) | Decoded::Fork(operation), Home::Perhaps(spaces)) => {
-                self.operation(call, spaces, true, operation);
+                self.operation(trapped, spaces, true, operation);
             }
             (_, Home::Elsewhere) | (Decoded::Ignore | Decoded::Hello { .. } | Decoded::Ring { .. }, _) => {
-                self.proceed(call.id);
+                self.proceed(held);
             }
         }
     }
@@ -495,7 +532,7 @@ impl MainLoop {
     /// A thread of an opener has recorded a hit: the descriptor must become readable. Anybody may say so of a
     /// context of their own address space.
     fn ring(&mut self, tid: u32, inode: u64) {
-        let spaces = match self.home(tid) {
+        let spaces = match self.home(tid, false) {
             Home::Space(space) => vec![space],
             Home::Perhaps(spaces) => spaces,
             Home::Elsewhere => return,
@@ -512,37 +549,49 @@ impl MainLoop {
     }
 
     /// Lets the call run at once if it can hit nothing; else hands it to a worker.
-    fn operation(&mut self, call: &Notification, spaces: Vec<Arc<Space>>, proof: bool, operation: Operation) {
+    fn operation(&mut self, call: Trapped, spaces: Vec<Arc<Space>>, proof: bool, operation: Operation) {
+        let Trapped { held, tid, .. } = call;
         // Before anything is decided by it: who is spared now is spared until the call is let go.
         let mut spared = Vec::new();
-        spaces.iter().for_each(|s| s.spare(call.tid, &mut spared));
+        spaces.iter().for_each(|s| s.spare(tid, &mut spared));
         // What the heap may cover before this call; a growing one reaches further only afterwards.
-        let may_hit = spaces.iter().any(|s| may_hit(s, operation.reach_with_heap(s.heap_limit()), &spared));
+        let heap = spaces.iter().map(|s| s.heap_limit()).max().unwrap_or(0);
+        let reach = operation.reach_with_heap(heap);
+        if let (Held::Traced { .. }, true) = (held, reach != Reach::Nothing) {
+            // Before any region is looked for on whose absence recording is left out.
+            self.tracer.begin_operation(tid, &spaces, &spared);
+        }
+        let may_hit = spaces.iter().any(|s| may_hit(s, reach, &spared));
         if let Operation::Brk { end } = operation {
             spaces.iter().for_each(|s| s.heap_asked(end));
         }
         self.note_lingering(&spaces, operation.reach());
         if !may_hit {
-            self.proceed(call.id);
+            let reach: Vec<_> = reach.ranges().collect();
+            self.shared.gate.answer(held, &spaces, &reach);
             return;
         }
         if let ([space], false) = (spaces.as_slice(), proof)
-            && let Some(pieces) = self.known_at_once(call.tid, space, &operation)
+            && let Some(pieces) = self.known_at_once(tid, space, &operation)
         {
-            log::debug!("task {}: {operation:?}: {pieces:x?}", call.tid);
+            log::debug!("task {tid}: {operation:?}: {pieces:x?}");
             space.record(&pieces, &spared);
-            space.delay(&GoOn::new(&self.shared.listener, call.id));
+            self.shared.gate.recorded(held, &spaces, &pieces);
             return;
         }
         if spaces.iter().any(|s| s.stuck.load(Ordering::Acquire)) {
-            self.give_up(&spaces, call.id, &spared);
+            self.give_up(&spaces, held, &spared);
             return;
         }
-        let job = Arc::new(Job::new(call.id, call.tid, spaces, proof, operation, spared));
+        // A switch that waits for a call which it spared must see it where it is.
+        if let (Held::Traced { .. }, true) = (held, spared.is_empty()) {
+            self.tracer.hold_back(tid);
+        }
+        let job = Arc::new(Job::new(held, tid, spaces, proof, operation, spared));
         if job.candidates.first().is_some_and(|s| s.submit(Arc::clone(&job))) {
             self.pending.push_back(job);
         } else {
-            self.give_up(&job.candidates, call.id, &job.spared);
+            self.give_up(&job.candidates, held, &job.spared);
         }
     }
 
@@ -578,76 +627,6 @@ impl MainLoop {
         if touched {
             self.recheck = Some(Instant::now() + Duration::from_millis(10));
         }
-    }
-
-    fn before_exec(&mut self, tid: u32, home: Home) {
-        match home {
-            Home::Elsewhere => {}
-            Home::Space(space) => self.member_execs(tid, &space),
-            Home::Perhaps(spaces) => spaces.iter().for_each(|space| self.member_execs(tid, space)),
-        }
-    }
-
-    fn member_execs(&mut self, tid: u32, space: &Space) {
-        // A vfork child that calls execve leaves the space to its parent.
-        if task::process_of(tid) == Some(space.pid) {
-            space.set_executing(tid);
-        }
-        self.members.clear();
-    }
-
-    /// Where the task lives. No step here can wait for a target's mapping lock.
-    fn home(&mut self, tid: u32) -> Home {
-        let spaces = self.shared.spaces();
-        if spaces.len() == 1
-            && let Some(space) = self.members.get(&tid)
-        {
-            return Home::Space(Arc::clone(space));
-        }
-        if let Some(pidfd) = self.strangers.get(&tid) {
-            if process::pidfd_alive(pidfd) {
-                return Home::Elsewhere;
-            }
-            self.strangers.remove(&tid);
-        }
-        let pidfd = process::pidfd_open(tid);
-        let pid = task::process_of(tid);
-        let mut perhaps = Vec::new();
-        for space in spaces {
-            if space.is_gone() || space.is_idle() {
-                continue;
-            }
-            if space.executing().is_some() && (pid == Some(space.pid) || pid.is_none()) {
-                perhaps.push(space);
-            } else if pid == Some(space.pid) && space.process_alive() {
-                self.members.insert(tid, Arc::clone(&space));
-                return Home::Space(space);
-            } else {
-                match process::same_address_space(tid, space.pid) {
-                    Ok(true) => {
-                        self.members.insert(tid, Arc::clone(&space));
-                        return Home::Space(space);
-                    }
-                    // A first thread that has ended has no memory to compare with.
-                    Ok(false) if task::is_zombie(space.pid) => perhaps.push(space),
-                    Ok(false) => {}
-                    Err(_) => perhaps.push(space),
-                }
-            }
-        }
-        if !perhaps.is_empty() {
-            return Home::Perhaps(perhaps);
-        }
-        // A pidfd can be had of a process's first task only; other tasks of strangers are looked up each time.
-        if let (Ok(pidfd), Some(pid)) = (pidfd, pid)
-            && pid == tid
-        {
-            if self.strangers.len() >= 4096 {
-                self.strangers.clear();
-            }
-            self.strangers.insert(tid, pidfd);
-        }
-        Home::Elsewhere
     }
 }
 

@@ -1,14 +1,14 @@
 //! The supervisor: a process of its own that answers the trapped calls of its clients.
 //!
-//! Threads: the main loop receives notifications and answers all that need no look at the target; a worker per
-//! address space looks at targets ([`worker`]); a clerk per connection serves shims ([`clerk`]); the desk serves
-//! trapped calls of the device, of programs without a shim ([`desk`]), and wakes those who sleep in one
-//! ([`sleepers`]). They share
-//! [`shared::Shared`] and talk by channels. Nothing of a target, and nothing in an arena, is trusted.
+//! Threads: the main loop receives trapped calls, from the filter's listener or as tracer, and answers all that
+//! need no look at the target; a worker per address space looks at targets ([`worker`]); a clerk per connection
+//! serves shims ([`clerk`]); the desk serves trapped calls of the device, of programs without a shim ([`desk`]), and
+//! wakes those who sleep in one ([`sleepers`]). They share [`shared::Shared`] and talk by channels; [`gate`] lets
+//! calls go on. Nothing of a target, and nothing in an arena, is trusted.
 //!
-//! Life: it ends when no task has the filter any more (the listener reports `POLLHUP`) and the last reference
-//! of every context is gone; not when the client that started it dies, since descendants still need it: their
-//! trapped calls would answer ENOSYS.
+//! Life: it ends when no task has the filter any more (the listener reports `POLLHUP`), none is traced, and the
+//! last reference of every context is gone; not when the client that started it dies, since descendants still
+//! need it: their trapped calls would answer ENOSYS.
 //!
 //! Lock order: the list of spaces, then a space's list of contexts, then a context's watch; none of these is
 //! held while waiting for a target or a peer. A context's recorder lock is held for a client's call or a move to
@@ -21,6 +21,7 @@ mod context;
 mod crowded;
 mod desk;
 mod device_call;
+mod gate;
 mod host;
 pub mod log;
 mod main_loop;
@@ -51,6 +52,7 @@ pub fn run(control: OwnedFd, device: Option<Band>) -> anyhow::Result<()> {
     // A log file's path may be relative to the client's directory.
     log::init();
     detach();
+    main_loop::block_child_signal();
     see_own_processes()?;
     let shared = Arc::new(shared::Shared::new(device)?);
     let mut main_loop = main_loop::MainLoop::new(Arc::clone(&shared))?;

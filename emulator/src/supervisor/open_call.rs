@@ -102,7 +102,7 @@ fn open(shared: &Arc<Shared>, caller: &Caller<'_>, flags: i32) -> nix::Result<()
     shared.add(&space, &context);
     if new {
         let marked = ptrace::apart(|| {
-            let mut held = Held::seize(caller)?;
+            let mut held = Puppet::seize(caller)?;
             let marker = held.inject(space.marker(), None, true)?;
             let number = held.inject(device.as_fd(), Some(at), cloexec)?;
             held.make_calls(|call| {
@@ -177,12 +177,12 @@ pub fn descriptor_errno(error: &io::Error) -> Errno {
 }
 
 /// A caller that is traced, by this thread, while it waits.
-pub struct Held<'a> {
+pub struct Puppet<'a> {
     caller: &'a Caller<'a>,
     seized: ptrace::Seized,
 }
 
-impl<'a> Held<'a> {
+impl<'a> Puppet<'a> {
     /// Begins.
     ///
     /// # Errors

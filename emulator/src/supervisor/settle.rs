@@ -5,11 +5,13 @@
 
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 use nix::sys::ptrace;
 use nix::sys::wait::WaitPidFlag;
 use nix::unistd::Pid;
 
 use super::context::Context;
+use super::shared::{Message, Shared};
 use crate::trap::operation::{Decoded, Reach, Syscall};
 use crate::trap::policy::ARCH_X86_64;
 
@@ -29,7 +31,7 @@ enum Seen {
 
 /// Waits until each thread of `pid` was seen outside the watched calls once (the one that opens the device
 /// sleeps in recvmsg meanwhile). Returns the ids of those that weren't in time.
-pub fn settle(pid: u32) -> Vec<u32> {
+pub fn settle(shared: &Shared, pid: u32) -> Vec<u32> {
     let Some(mut left) = threads(pid) else { return Vec::new() };
     let start = Instant::now();
     let mut pause = Duration::from_micros(20);
@@ -43,7 +45,11 @@ pub fn settle(pid: u32) -> Vec<u32> {
         // way back to user mode or asleep outside: it proves that an earlier call has ended. It is used
         // late and briefly, since it can turn a call that has just begun to sleep into an EINTR (signal(7)).
         if !stopped && start.elapsed() > Duration::from_millis(2) {
-            left.retain(|&tid| look(pid, tid) == Seen::Inside || !stop_apart(tid));
+            let (inside, mut unclear) =
+                left.iter().partition::<Vec<u32>, _>(|&&tid| look(pid, tid) == Seen::Inside);
+            stop(shared, &mut unclear);
+            left = inside;
+            left.append(&mut unclear);
             stopped = true;
         }
         std::thread::sleep(pause);
@@ -64,7 +70,7 @@ pub fn follow(pid: u32, mut left: Vec<u32>) {
 /// Waits until each task was seen outside whose call the context's [`Watch`](super::recorder::Watch) let go
 /// unrecorded; false if some weren't when the time is `due`. Its next trapped call shows that as well, so a busy
 /// task needs no look. With the process everything ends that could be inside.
-pub fn settle_loose(context: &Context, due: Instant, has_ended: impl Fn() -> bool) -> bool {
+pub fn settle_loose(shared: &Shared, context: &Context, due: Instant, has_ended: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     let mut pause = Duration::from_micros(20);
     let mut stopped = false;
@@ -75,9 +81,18 @@ pub fn settle_loose(context: &Context, due: Instant, has_ended: impl Fn() -> boo
         }
         let stop_now = !stopped && start.elapsed() > STOP_AFTER;
         stopped |= stop_now;
+        let mut unclear = Vec::new();
         for tid in left {
-            let seen = look_at(&format!("/proc/{tid}/syscall"));
-            if seen == Seen::Outside || stop_now && seen == Seen::Unclear && stop_apart(tid) {
+            match look_at(&format!("/proc/{tid}/syscall")) {
+                Seen::Outside => context.watch().seen_outside(tid),
+                Seen::Unclear => unclear.push(tid),
+                Seen::Inside => {}
+            }
+        }
+        if stop_now {
+            let mut running = unclear.clone();
+            stop(shared, &mut running);
+            for tid in unclear.into_iter().filter(|tid| !running.contains(tid)) {
                 context.watch().seen_outside(tid);
             }
         }
@@ -92,8 +107,11 @@ pub fn settle_loose(context: &Context, due: Instant, has_ended: impl Fn() -> boo
 /// How long a task may compute before [`settle_loose`] stops it for a moment: long, for most make a call before.
 const STOP_AFTER: Duration = Duration::from_millis(100);
 
+/// How long a thread may take to stop when asked to.
+const STOP_PATIENCE: Duration = Duration::from_millis(50);
+
 /// The threads of a process; `None` if it is gone or not visible.
-fn threads(pid: u32) -> Option<Vec<u32>> {
+pub fn threads(pid: u32) -> Option<Vec<u32>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     Some(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
@@ -126,17 +144,39 @@ fn look_at(path: &str) -> Seen {
     }
 }
 
-/// [`stop`], by a tracer thread of its own. PTRACE_DETACH works on a stopped thread only, and one that waits
+/// Stops threads and lets them go on; takes those out of the list that were seen stopped outside any call that isn't
+/// recorded, or are gone.
+fn stop(shared: &Shared, threads: &mut Vec<u32>) {
+    if shared.gate.is_traced() { stop_traced(shared, threads) } else { stop_apart(threads) }
+}
+
+/// Has the resident tracer stop them, all at once.
+fn stop_traced(shared: &Shared, threads: &mut Vec<u32>) {
+    let asked = threads.iter().map(|&tid| {
+        let (answer, outside) = crossbeam_channel::bounded(1);
+        shared.tell(Message::Outside(tid, answer));
+        (tid, outside)
+    });
+    let asked: Vec<_> = asked.collect();
+    let until = Instant::now() + STOP_PATIENCE;
+    // The sender goes with its task.
+    let late = |outside: &Receiver<()>| outside.recv_deadline(until) == Err(RecvTimeoutError::Timeout);
+    *threads = asked.into_iter().filter(|(_, outside)| late(outside)).map(|(tid, _)| tid).collect();
+}
+
+/// [`stop_one`] for each, by a tracer thread of its own. PTRACE_DETACH works on a stopped thread only, and one that waits
 /// for the answer to a notification stops after that answer: perhaps when nobody looks any more, and then for as
 /// long as its tracer lives. The end of the tracer lets it go in whatever state it is (ptrace(2)).
-fn stop_apart(tid: u32) -> bool {
-    let tracer = std::thread::Builder::new().name("tracer".into()).spawn(move || stop(tid));
-    tracer.is_ok_and(|tracer| tracer.join().unwrap_or(false))
+fn stop_apart(threads: &mut Vec<u32>) {
+    threads.retain(|&tid| {
+        let tracer = std::thread::Builder::new().name("tracer".into()).spawn(move || stop_one(tid));
+        !tracer.is_ok_and(|tracer| tracer.join().unwrap_or(false))
+    });
 }
 
 /// Stops the thread by ptrace and lets it go; true if it was seen stopped. False where tracing isn't allowed
 /// or a debugger is there.
-fn stop(tid: u32) -> bool {
+fn stop_one(tid: u32) -> bool {
     let Ok(tid) = i32::try_from(tid) else { return false };
     let tid = Pid::from_raw(tid);
     if ptrace::seize(tid, ptrace::Options::empty()).is_err() {
@@ -144,7 +184,7 @@ fn stop(tid: u32) -> bool {
     }
     let mut seen = ptrace::interrupt(tid).is_err();
     let start = Instant::now();
-    while !seen && start.elapsed() < Duration::from_millis(50) {
+    while !seen && start.elapsed() < STOP_PATIENCE {
         seen = match nix::sys::wait::waitpid(tid, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG)) {
             Ok(nix::sys::wait::WaitStatus::StillAlive) => {
                 std::thread::sleep(Duration::from_micros(50));

@@ -8,9 +8,10 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::EventFd;
 use ummunotify_abi::PageRange;
-use ummunotify_sys::notify::{Listener, Notification};
+use ummunotify_sys::notify::Notification;
 
 use super::context::{Context, lock};
+use super::gate::Gate;
 use super::sleepers::Alarm;
 use super::space::Space;
 use super::task;
@@ -25,6 +26,14 @@ pub enum Message {
     Opened(Arc<Space>, Arc<Context>),
     /// The listener may be served.
     Serve,
+    /// Trace every thread of that process; the answer says whether that was possible.
+    Seize(u32, Sender<nix::Result<()>>),
+    /// The seized processes are under a filter that stops them at the calls that matter; or (false) under none, and
+    /// are to be stopped at each call. Answered once every thread's next return to user mode is a stop.
+    Traced(bool, Sender<()>),
+    /// Tell when that traced task was seen outside the call that it is in now, unless that was recorded; the sender goes if
+    /// the task ends.
+    Outside(u32, Sender<()>),
     /// Where the counter of that closed context is still mapped.
     CounterSeen(u64, Option<PageRange>),
     /// A connection has ended.
@@ -40,10 +49,10 @@ pub struct Shared {
     pub token: u64,
     /// The numbers of the device's descriptors in programs without a shim, if the filter serves such.
     pub device: Option<Band>,
-    /// The gate that the filter lets through, decided with the filter.
-    pub gate: OnceLock<Option<u64>>,
-    /// The one listener, once there is one.
-    pub listener: Arc<OnceLock<Listener>>,
+    /// The instruction of the inline layer that the filter lets through, decided with the filter.
+    pub let_through: OnceLock<Option<u64>>,
+    /// Where trapped calls wait.
+    pub gate: Arc<Gate>,
     /// What this kernel does where kernels differ.
     pub kernel: KernelTraits,
     spaces: Mutex<Vec<Arc<Space>>>,
@@ -55,7 +64,7 @@ pub struct Shared {
     /// What the workers found out.
     pub findings: Receiver<Finding>,
     /// Wakes the main loop.
-    pub wake: EventFd,
+    pub wake: Arc<EventFd>,
     /// What the main loop waits for.
     pub epoll: Epoll,
     /// Held from the look for a space to the mapping of its marker, by opens that trapped calls ask for; and from
@@ -70,12 +79,15 @@ impl Shared {
     pub fn new(device: Option<Band>) -> io::Result<Self> {
         let (outbox, inbox) = unbounded();
         let (findings_in, findings) = unbounded();
+        let wake = Arc::new(EventFd::from_flags(
+            nix::sys::eventfd::EfdFlags::EFD_CLOEXEC | nix::sys::eventfd::EfdFlags::EFD_NONBLOCK,
+        )?);
         Ok(Self {
             // Positive, so that it can be the result of a system call. See `wire::serves_static`.
             token: (ummunotify_sys::process::random_u64()? >> 2).max(2) & !1 | u64::from(device.is_some()),
             device,
-            gate: OnceLock::new(),
-            listener: Arc::new(OnceLock::new()),
+            let_through: OnceLock::new(),
+            gate: Arc::new(Gate::new(Arc::clone(&wake))),
             kernel: KernelTraits::probe(),
             spaces: Mutex::new(Vec::new()),
             numbers: AtomicU64::new(1),
@@ -84,9 +96,7 @@ impl Shared {
             inbox,
             findings_in,
             findings,
-            wake: EventFd::from_flags(
-                nix::sys::eventfd::EfdFlags::EFD_CLOEXEC | nix::sys::eventfd::EfdFlags::EFD_NONBLOCK,
-            )?,
+            wake,
             opening: Mutex::new(()),
             alarm: Alarm::new(),
         })
@@ -162,12 +172,12 @@ impl Shared {
         }
         let (jobs, queue) = bounded(worker::QUEUE);
         let space = Arc::new(Space::new(pid, jobs)?);
-        let (listener, kernel, findings) =
-            (Arc::clone(&self.listener), self.kernel.clone(), self.findings_in.clone());
+        let (gate, kernel, findings) =
+            (Arc::clone(&self.gate), self.kernel.clone(), self.findings_in.clone());
         std::thread::Builder::new()
             .name(format!("worker-{pid}"))
             .stack_size(512 * 1024)
-            .spawn(move || worker::run(&queue, &listener, &kernel, &findings))?;
+            .spawn(move || worker::run(&queue, &gate, &kernel, &findings))?;
         lock(&self.spaces).push(Arc::clone(&space));
         Ok((space, true))
     }

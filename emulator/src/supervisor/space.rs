@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use crossbeam_channel::Sender;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
-use ummunotify_engine::{Reason, Recorder};
+use ummunotify_engine::{Begin, Reason, Recorder};
 
 use super::context::{Context, FileName, lock, sealed_memfd};
 use super::sleepers::GoOn;
@@ -108,9 +108,9 @@ impl Space {
         self.tell_recorders();
     }
 
-    /// The process's threads may record, those contexts that they list.
-    pub fn set_inline(&self) {
-        self.inline.store(true, Ordering::Release);
+    /// Whether the process's threads may record, those contexts that they list.
+    pub fn set_inline(&self, inline: bool) {
+        self.inline.store(inline, Ordering::Release);
         self.tell_recorders();
     }
 
@@ -173,6 +173,17 @@ impl Space {
     pub fn delay(&self, call: &Arc<GoOn>) {
         for context in lock(&self.contexts).iter() {
             context.delay(call);
+        }
+    }
+
+    /// At the end of an operation that was recorded as `pieces`: hits the regions that were registered or dequeued
+    /// since it began. `begin` tells what [`ummunotify_engine::Engine::begin`] gave for the context of that number.
+    pub fn record_after(&self, pieces: &[PageRange], spared: &[u64], begin: impl Fn(u64) -> Begin) {
+        let contexts = lock(&self.contexts);
+        for piece in pieces {
+            for context in contexts.iter().filter(|c| !spared.contains(&c.number)) {
+                context.record_after(begin(context.number), *piece);
+            }
         }
     }
 

@@ -208,7 +208,7 @@ pub fn to_supervisor(
     if moves {
         let start = Instant::now();
         context.watch().record(true);
-        if !settle::settle_loose(context, due, || has_ended(space)) {
+        if !settle::settle_loose(shared, context, due, || has_ended(space)) {
             context.watch().record(false);
             return Err(Failure::new(Hurdle::Threads, Errno::ETIMEDOUT));
         }

@@ -44,6 +44,18 @@ pub fn is_zombie(tid: u32) -> bool {
         .is_ok_and(|status| status.lines().any(|line| line.starts_with("State:\tZ")))
 }
 
+/// Whether the task is gone, or as good as.
+pub fn has_ended(tid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{tid}/status")).map_or(true, |status| {
+        status.lines().any(|l| l.starts_with("State:\tZ") || l.starts_with("State:\tX"))
+    })
+}
+
+/// The process that traces the task; 0 if none does, `None` if that can't be seen.
+pub fn tracer_of(tid: u32) -> Option<u32> {
+    status_field(tid, "TracerPid:")
+}
+
 /// Whether a process is that user's alone: its real, effective and saved ids all are.
 pub fn belongs_to(pid: u32, uid: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };

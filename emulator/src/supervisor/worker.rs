@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
+use ummunotify_abi::PageRange;
 use ummunotify_engine::Reason;
-use ummunotify_sys::notify::Listener;
 
+use super::gate::{Gate, Held};
 use super::log;
-use super::sleepers::GoOn;
 use super::space::Space;
 use super::task;
 use crate::target::{KernelTraits, ProcessTarget};
@@ -30,8 +30,8 @@ pub const QUEUE: usize = 1024;
 /// A trapped call that may hit regions.
 #[derive(Debug)]
 pub struct Job {
-    /// Names the sleeping call.
-    pub id: u64,
+    /// Where the call waits.
+    pub held: Held,
     /// The task that made it.
     pub tid: u32,
     /// The address spaces that the task may belong to.
@@ -50,7 +50,7 @@ pub struct Job {
 impl Job {
     /// A job that is due [`DEADLINE`] from now.
     pub fn new(
-        id: u64,
+        held: Held,
         tid: u32,
         candidates: Vec<Arc<Space>>,
         proof: bool,
@@ -58,7 +58,7 @@ impl Job {
         spared: Vec<u64>,
     ) -> Self {
         Self {
-            id,
+            held,
             tid,
             candidates,
             proof,
@@ -88,12 +88,7 @@ pub enum Finding {
 }
 
 /// The worker's loop; ends when the space is dropped.
-pub fn run(
-    jobs: &Receiver<Arc<Job>>,
-    listener: &Arc<std::sync::OnceLock<Listener>>,
-    kernel: &KernelTraits,
-    findings: &Sender<Finding>,
-) {
+pub fn run(jobs: &Receiver<Arc<Job>>, gate: &Gate, kernel: &KernelTraits, findings: &Sender<Finding>) {
     for job in jobs {
         if job.is_claimed() {
             unstick(&job);
@@ -117,14 +112,16 @@ pub fn run(
             continue;
         }
         log::debug!("task {}: {:?}: {:x?}", job.tid, job.operation, effect);
-        for space in &spaces {
-            match &effect {
-                Effect::Pieces(pieces) => space.record(pieces, &job.spared),
-                Effect::All(_) => space.invalidate_all_but(Reason::Unreadable, &job.spared),
+        match &effect {
+            Effect::Pieces(pieces) => {
+                spaces.iter().for_each(|space| space.record(pieces, &job.spared));
+                gate.recorded_elsewhere(job.held, &spaces, pieces);
+            }
+            Effect::All(_) => {
+                spaces.iter().for_each(|space| space.invalidate_all_but(Reason::Unreadable, &job.spared));
+                gate.recorded_elsewhere(job.held, &spaces, &[PageRange::ALL]);
             }
         }
-        let call = GoOn::new(listener, job.id);
-        spaces.iter().for_each(|space| space.delay(&call));
     }
 }
 

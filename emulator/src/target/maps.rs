@@ -125,6 +125,19 @@ pub fn run_end(mappings: &[Mapping], first: usize) -> u64 {
     end
 }
 
+/// True if every page of the bytes from `start` to `end` is mapped with the rights `prot` (PROT_READ, PROT_WRITE).
+pub fn allow(mappings: &[Mapping], start: u64, end: u64, prot: i32) -> bool {
+    let prot = prot as u8;
+    let mut at = start;
+    for mapping in overlapping(mappings, PageRange::new(start, end)) {
+        if mapping.range.start > at || mapping.prot & prot != prot {
+            return false;
+        }
+        at = mapping.range.end;
+    }
+    at >= end
+}
+
 /// The mappings that overlap `range`.
 pub fn overlapping(mappings: &[Mapping], range: PageRange) -> &[Mapping] {
     let first = mappings.partition_point(|m| m.range.end <= range.start);

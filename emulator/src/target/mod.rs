@@ -5,6 +5,7 @@
 
 pub mod kernel;
 pub mod maps;
+pub mod memory;
 pub mod process;
 mod walk;
 

@@ -8,17 +8,14 @@ use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{IoSliceMut, Read};
+use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, lstat, stat};
 use nix::sys::statfs::{FsType, Statfs, fstatfs, statfs};
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-use nix::unistd::Pid;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 
@@ -249,19 +246,7 @@ impl Target for ProcessTarget<'_> {
 
     fn read_memory(&mut self, address: u64, buffer: &mut [u8]) -> Result<()> {
         let fail = |errno| Unreadable { source: Source::Memory, errno };
-        let base = usize::try_from(address).map_err(|_| fail(libc::EFAULT))?;
-        let len = buffer.len();
-        let remote = [RemoteIoVec { base, len }];
-        match process_vm_readv(Pid::from_raw(self.tid), &mut [IoSliceMut::new(&mut *buffer)], &remote) {
-            Ok(read) if read == len => Ok(()),
-            Ok(_) => Err(fail(libc::EFAULT)),
-            // The profiles of some containers keep the call away, not the file. It also reads what the target
-            // itself can't (proc_pid_mem(5)): then its call fails, and all that is told is too much.
-            Err(Errno::EPERM | Errno::ENOSYS) => File::open(self.path("mem"))
-                .and_then(|memory| memory.read_exact_at(buffer, address))
-                .map_err(|error| fail(error.raw_os_error().unwrap_or(libc::EFAULT))),
-            Err(errno) => Err(fail(errno as i32)),
-        }
+        super::memory::read(self.tid, address, buffer).map_err(|errno| fail(errno as i32))
     }
 
     fn resolve_path(&mut self, directory: i32, path: u64) -> Result<PathTarget> {

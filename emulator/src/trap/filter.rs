@@ -14,6 +14,10 @@ use crate::trap::policy::{
 
 /// `SECCOMP_RET_USER_NOTIF`.
 pub const NOTIFY: u32 = 0x7fc0_0000;
+/// `SECCOMP_RET_TRACE`, with [`TRACE_DATA`].
+pub const TRACE: u32 = 0x7ff0_0000 | TRACE_DATA;
+/// By this the tracer tells our filter's stops from those of another one ("UM").
+pub const TRACE_DATA: u32 = 0x554d;
 /// `SECCOMP_RET_ALLOW`.
 pub const ALLOW: u32 = 0x7fff_0000;
 
@@ -30,6 +34,15 @@ pub struct Filter;
 impl Filter {
     /// The program that answers [`NOTIFY`] to what `policy` watches and [`ALLOW`] to everything else.
     pub fn build(policy: &Policy) -> Vec<SockFilter> {
+        Self::answering(NOTIFY, policy)
+    }
+
+    /// The same with [`TRACE`].
+    pub fn tracing(policy: &Policy) -> Vec<SockFilter> {
+        Self::answering(TRACE, policy)
+    }
+
+    fn answering(watched: u32, policy: &Policy) -> Vec<SockFilter> {
         let mut b = Builder::new(policy.device);
         let (native, foreign, x32) = (b.asm.label(), b.asm.label(), b.asm.label());
         let other = b.asm.label();
@@ -58,7 +71,7 @@ impl Filter {
         b.tree(&targets);
 
         b.tests();
-        b.end(policy);
+        b.end(watched, policy);
         b.asm.finish()
     }
 
@@ -214,7 +227,7 @@ impl Builder {
         self.asm.goto(no);
     }
 
-    fn end(&mut self, policy: &Policy) {
+    fn end(&mut self, watched: u32, policy: &Policy) {
         self.asm.bind(self.gate);
         if let Some(gate) = policy.gate {
             let high = self.asm.label();
@@ -225,7 +238,7 @@ impl Builder {
             self.asm.branch(JUMP_EQUAL, (gate >> 32) as u32, self.allow, self.notify);
         }
         self.asm.bind(self.notify);
-        self.asm.ret(NOTIFY);
+        self.asm.ret(watched);
         self.asm.bind(self.allow);
         self.asm.ret(ALLOW);
     }
@@ -419,6 +432,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The tracer is told of the same calls as the listener.
+    #[test]
+    fn the_tracing_program_differs_in_its_answer_alone() {
+        let policy = Policy::default();
+        let mut program = Filter::tracing(&policy);
+        let answers: Vec<_> = program.iter_mut().filter(|op| op.code == 0x06 && op.k == TRACE).collect();
+        assert!(!answers.is_empty() && TRACE & 0xffff == TRACE_DATA);
+        answers.into_iter().for_each(|op| op.k = NOTIFY);
+        assert_eq!(Filter::bytes(&program), Filter::bytes(&Filter::build(&policy)));
     }
 
     /// Calls that aren't watched for any arguments cost few comparisons, and on kernels with an allow-cache none.

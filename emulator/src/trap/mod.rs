@@ -3,8 +3,8 @@
 //! [`policy`] says which calls are trapped and [`filter`] makes the seccomp program of it; [`operation`] reads a
 //! trapped call's registers; [`mod@effect`] computes, with the help of what [`crate::target`] can learn about the
 //! process, which ranges the call will invalidate, in the kernel's order. [`device`] reads the device's own calls, where
-//! those are trapped. Nothing here knows of regions: what
-//! is hit is the engine's matter.
+//! those are trapped. [`layers`] says which layers do all that. Nothing here knows of regions: what is hit is the
+//! engine's matter.
 
 pub mod bpf;
 pub mod device;
@@ -12,6 +12,7 @@ pub mod effect;
 pub mod filter;
 #[cfg(test)]
 mod inline_agrees;
+pub mod layers;
 pub mod operation;
 pub mod policy;
 

@@ -11,6 +11,7 @@ pub mod process;
 pub mod ptrace;
 pub mod seccomp;
 pub mod socket;
+pub mod tracer;
 pub mod traits;
 
 use std::io;

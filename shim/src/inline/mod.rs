@@ -28,13 +28,12 @@ use core::arch::x86_64::__cpuid_count;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use ummunotify_abi::config;
 use ummunotify_abi::wire::Op;
 use ummunotify_inline::{IMAGE_BASE, IMAGE_SPAN};
 
 use crate::door::{Buffer, Connection};
 use crate::log::{self, Part};
-use crate::{environment, sys};
+use crate::sys;
 
 pub use entry::call;
 pub use list::List;
@@ -43,13 +42,8 @@ pub use list::{MUNMAP_HITS, add, keep, remove, take_spare};
 /// 1 once the sites of this image were patched; a forked copy inherits both.
 static PATCHED: AtomicU32 = AtomicU32::new(0);
 
-/// The address of our gate to be offered to the supervisor, 0 to do without.
+/// The address of our gate to be offered to the supervisor, 0 if this layer can't work.
 pub fn offer() -> u64 {
-    let wanted = environment::get(config::ENV_TRAP)
-        .is_some_and(|layers| layers.split(|&b| b == b',').any(|layer| layer == b"inline"));
-    if !wanted {
-        return 0;
-    }
     let gate = entry::gate();
     let reason = if !(IMAGE_BASE..IMAGE_BASE + IMAGE_SPAN).contains(&gate) {
         "the library isn't at its address (something else lies there, or it is loaded twice)"

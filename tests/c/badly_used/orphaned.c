@@ -15,9 +15,12 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static int sleeper_fd, poller_fd;
+/* Kernel ids of the threads that sleep, and how many have said what woke them. */
+static _Atomic int reader, poller, said_so;
 
 static void said(const char *what, long result)
 {
@@ -53,15 +56,32 @@ static void records(const char *what, int fd)
 
 static void *sleep_in_read(void *unused)
 {
+    reader = gettid();
     records("sleeping read", sleeper_fd);
+    said_so++;
     return unused;
 }
 
 static void *sleep_in_poll(void *unused)
 {
     struct pollfd p = {.fd = poller_fd, .events = POLLIN};
+    poller = gettid();
     said("sleeping poll", poll(&p, 1, -1));
+    said_so++;
     return unused;
+}
+
+/* Whether a thread sleeps in one of two calls (proc_pid_syscall(5)). */
+static int sleeps_in(int thread, long one, long other)
+{
+    char path[64];
+    long number = -1;
+    snprintf(path, sizeof path, "/proc/self/task/%d/syscall", thread);
+    FILE *file = fopen(path, "r");
+    int known = file && fscanf(file, "%ld", &number) == 1;
+    if (file)
+        fclose(file);
+    return known && (number == one || number == other);
 }
 
 static int reg(int fd, uint64_t cookie, char *start, char *end)
@@ -86,7 +106,8 @@ int main(void)
     pthread_t threads[2];
     pthread_create(&threads[0], NULL, sleep_in_read, NULL);
     pthread_create(&threads[1], NULL, sleep_in_poll, NULL);
-    usleep(100000);
+    while (!sleeps_in(reader, SYS_read, SYS_read) || !sleeps_in(poller, SYS_poll, SYS_ppoll))
+        usleep(1000);
     printf("ready\n");
     fflush(stdout);
     char line[16];
@@ -104,7 +125,8 @@ int main(void)
     uint64_t cookie = 2;
     said("unregister", ioctl(poller_fd, UMMUNOTIFY_UNREGISTER_REGION, &cookie));
     /* Nothing else may be started by the threads: pthread_join frees memory, and can't any more. */
-    usleep(300000);
+    while (said_so < 2)
+        usleep(1000);
     records("read of the other", sleeper_fd);
     said("close", close(sleeper_fd));
     said("close of the other", close(poller_fd));

@@ -1,4 +1,7 @@
-/* Each call in three ways: through libc's function, through syscall(3), and by the instruction itself. */
+/*
+ * Each call in three ways: through libc's function, through syscall(3), and by the instruction itself. Linked into a
+ * program in Go, in one: by the instruction of that language's own runtime.
+ */
 #define _GNU_SOURCE
 #include "walk.h"
 #include <errno.h>
@@ -28,8 +31,31 @@ static long instruction(long number, long a, long b, long c, long d, long e, lon
 	return result;
 }
 
+#ifdef WALK_IN_GO
+/* walk.go */
+extern long go_call(long number, long a, long b, long c, long d, long e, long f, int *error);
+#endif
+
 long kernel_call(long number, long a, long b, long c, long d, long e, long f)
 {
+#ifdef WALK_IN_GO
+	static pid_t main_thread;
+
+	if (main_thread == 0)
+		main_thread = gettid();
+	/* That runtime can't be entered from a task that it didn't make, nor left by one. */
+	if (gettid() != main_thread || number == SYS_fork || number == SYS_vfork || number == SYS_clone ||
+	    number == SYS_clone3)
+		return instruction(number, a, b, c, d, e, f);
+	if (way == BY_GO) {
+		int error = 0;
+		long result = go_call(number, a, b, c, d, e, f, &error);
+
+		if (error)
+			errno = error;
+		return result;
+	}
+#endif
 	if (way == BY_INSTRUCTION)
 		return instruction(number, a, b, c, d, e, f);
 	return syscall(number, a, b, c, d, e, f);
@@ -70,15 +96,28 @@ int do_madvise(void *start, size_t length, int advice)
 	return (int)kernel_call(SYS_madvise, (long)start, (long)length, advice, 0, 0, 0);
 }
 
+/* musl refuses to move the break. */
+#ifdef __GLIBC__
+int set_brk(void *end)
+{
+	return brk(end);
+}
+#else
+int set_brk(void *end)
+{
+	return syscall(SYS_brk, end) == (long)end ? 0 : -1;
+}
+#endif
+
 int do_brk(void *end)
 {
 	int result;
 
 	if (way == BY_LIBC)
-		return brk(end);
+		return set_brk(end);
 	result = kernel_call(SYS_brk, (long)end, 0, 0, 0, 0, 0) == (long)end ? 0 : -1;
 	/* libc keeps a copy of the break, which is to agree again. */
-	return brk(end) == 0 ? result : -1;
+	return set_brk(end) == 0 ? result : -1;
 }
 
 int do_ftruncate(int fd, off_t length)

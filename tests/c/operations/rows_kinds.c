@@ -87,7 +87,7 @@ static enum verdict make_heap(void)
 {
 	/* Never given back: the addresses are as fresh as a slot's. */
 	base = (char *)(((uintptr_t)sbrk(0) + 3 * PAGE) & ~(uintptr_t)(PAGE - 1));
-	must(brk(base + bytes(UNITS)) == 0);
+	must(set_brk(base + bytes(UNITS)) == 0);
 	touch();
 	return RAN;
 }
@@ -347,7 +347,7 @@ static enum verdict cell(void)
 		watch_cells(1, UNITS * unit, unit);
 	if (operation->act() == 0)
 		return RAN;
-	skip("refused: %s", strerrorname_np(errno));
+	skip("refused: %s", strerror(errno));
 	return REFUSED;
 }
 
@@ -425,7 +425,7 @@ static void walk_cell(void (*each)(const struct row *row))
 
 void kinds_walk(void (*each)(const struct row *row))
 {
-	if (way != BY_LIBC)
+	if (way != 0)
 		return;
 	for (size_t k = 0; k < COUNT(kinds); k++) {
 		kind = &kinds[k];

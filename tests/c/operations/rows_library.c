@@ -5,13 +5,15 @@
 #define _GNU_SOURCE
 #include "walk.h"
 #include <dlfcn.h>
-#include <gnu/lib-names.h>
-#include <malloc.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <gnu/lib-names.h>
+#include <malloc.h>
+#endif
 
 #define MIB (1024L * 1024)
 
@@ -20,6 +22,7 @@ static int (*early_munmap)(void *, size_t);
 /* Before the device is opened: the address of libc's own munmap, past every preloaded library. */
 static void __attribute__((constructor)) take_early(void)
 {
+#ifdef __GLIBC__
 	void *libc = dlopen(LIBC_SO, RTLD_NOW | RTLD_NOLOAD);
 
 	if (libc != NULL)
@@ -27,6 +30,7 @@ static void __attribute__((constructor)) take_early(void)
 	/* Blocks of 1 MiB get mappings of their own, and free gives them back at once. */
 	mallopt(M_MMAP_THRESHOLD, 512 * 1024);
 	mallopt(M_TRIM_THRESHOLD, 64 * 1024 * 1024);
+#endif
 }
 
 static enum verdict by_pointer(void)
@@ -82,6 +86,9 @@ static enum verdict realloc_moves(void)
 
 static enum verdict trim(void)
 {
+#ifndef __GLIBC__
+	return skip("this libc has no malloc_trim");
+#else
 	enum { BLOCKS = 64, SIZE = 64 * 1024 };
 	static char *blocks[BLOCKS];
 	char *middle;
@@ -98,6 +105,7 @@ static enum verdict trim(void)
 	watch_only(0, middle, SIZE);
 	want(malloc_trim(0) == 1);
 	return RAN;
+#endif
 }
 
 static enum verdict close_library(void)

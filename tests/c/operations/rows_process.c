@@ -25,7 +25,7 @@ static char *heap(long pages)
 	char *now = sbrk(0);
 	char *start = (char *)(((uintptr_t)now + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
 
-	must(brk(start + pages * PAGE) == 0);
+	must(set_brk(start + pages * PAGE) == 0);
 	return start;
 }
 
@@ -36,7 +36,7 @@ static enum verdict brk_grow(void)
 	watch_at(0, start, 4);
 	want(do_brk(start + 4 * PAGE) == 0);
 	write_pages(start, 4);
-	must(brk(start) == 0);
+	must(set_brk(start) == 0);
 	return RAN;
 }
 
@@ -67,6 +67,9 @@ static enum verdict brk_shrink_half(void) { return brk_shrink(4, 1, 2); }
 
 static enum verdict sbrk_shrink(void)
 {
+#ifndef __GLIBC__
+	return skip("this libc's sbrk moves nothing");
+#endif
 	char *start = heap(4);
 
 	write_pages(start, 4);

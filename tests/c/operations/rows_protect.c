@@ -122,6 +122,10 @@ static enum verdict unaligned(void)
 	char *a = written(0, 0, 4);
 
 	watch(0, 4);
+#ifndef __GLIBC__
+	if (way == BY_LIBC)
+		return skip("this libc's mprotect rounds its arguments");
+#endif
 	want(do_mprotect(a + 1, PAGE, PROT_READ) == -1 && errno == EINVAL);
 	return RAN;
 }
@@ -140,10 +144,13 @@ static enum verdict pkey_none(void)
 	char *a = written(0, 0, 4);
 
 	watch(0, 4);
-	if (way == BY_LIBC)
+#ifdef __GLIBC__
+	if (way == BY_LIBC) {
 		want(pkey_mprotect(a, 4 * PAGE, PROT_READ, -1) == 0);
-	else
-		want(kernel_call(SYS_pkey_mprotect, (long)a, 4 * PAGE, PROT_READ, -1, 0, 0) == 0);
+		return RAN;
+	}
+#endif
+	want(kernel_call(SYS_pkey_mprotect, (long)a, 4 * PAGE, PROT_READ, -1, 0, 0) == 0);
 	return RAN;
 }
 

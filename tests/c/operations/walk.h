@@ -174,9 +174,13 @@ int file_is_disk(void);
 void other_start(void);
 void other_punch(int fd, off_t offset, off_t length);
 
-/* ---- calls (calls.c): by libc, by syscall(3), or by the instruction itself ---- */
+/* ---- calls (calls.c): by libc, by syscall(3), or by the instruction itself; in a program in Go, by its runtime ---- */
 
+#ifdef WALK_IN_GO
+enum way { BY_GO, WAYS, BY_LIBC, BY_SYSCALL, BY_INSTRUCTION };
+#else
 enum way { BY_LIBC, BY_SYSCALL, BY_INSTRUCTION, WAYS };
+#endif
 extern enum way way;
 
 long kernel_call(long number, long a, long b, long c, long d, long e, long f);
@@ -186,6 +190,8 @@ void *do_mremap(void *start, size_t old, size_t new, int flags, void *to);
 int do_mprotect(void *start, size_t length, int prot);
 int do_madvise(void *start, size_t length, int advice);
 int do_brk(void *end);
+/* Always by libc, if that does it. */
+int set_brk(void *end);
 int do_ftruncate(int fd, off_t length);
 int do_truncate(const char *path, off_t length);
 int do_fallocate(int fd, int mode, off_t offset, off_t length);

@@ -8,7 +8,8 @@
  *   switching quiet                  calls nothing on its context until a line comes on standard input
  *
  *   switching obedient               takes orders from standard input: `hang` stays inside a call that truncates,
- *                                    `release` ends that, `orphan` expects that the supervisor is dead
+ *                                    `release` ends that, `compute` makes a trapped call and then none, `rest` ends
+ *                                    that, `orphan` expects that the supervisor is dead
  *
  * COMMAND is run without the shim, PID in it replaced by this process's; the program goes on until it has ended,
  * and fails if that did. Without COMMAND it goes on until SIGTERM. A line `round` comes after every so many
@@ -487,6 +488,19 @@ static void *hanger_main(void *argument)
 	return NULL;
 }
 
+static atomic_int computes;
+
+/* Its one call is recorded by whoever is asked then; afterwards nothing shows that it is in none. */
+static void *computer_main(void *argument)
+{
+	(void)argument;
+	must(munmap(map_pages(1), PAGE) == 0, "munmap");
+	computes = 1;
+	while (computes)
+		__builtin_ia32_pause();
+	return NULL;
+}
+
 /* The death of the supervisor is the same on the module as elsewhere: everything is invalid, once; then EIO. */
 static void expect_death(struct client *client)
 {
@@ -510,7 +524,7 @@ static void obedient(void)
 	static struct client client = { .name = "obedient", .flags = O_NONBLOCK };
 	struct pollfd input = { .fd = 0, .events = POLLIN };
 	char *region = map_pages(1), line[16];
-	pthread_t hanger;
+	pthread_t hanger, computer;
 
 	region[0] = 1;
 	client.fd = open_device(client.flags, &client.counter);
@@ -532,6 +546,13 @@ static void obedient(void)
 		} else if (!strcmp(line, "release\n")) {
 			must(open(FIFO, O_RDONLY) >= 0, "open of the FIFO");
 			pthread_join(hanger, NULL);
+		} else if (!strcmp(line, "compute\n")) {
+			must(pthread_create(&computer, NULL, computer_main, NULL) == 0, "pthread_create");
+			while (!computes)
+				usleep(1000);
+		} else if (!strcmp(line, "rest\n")) {
+			computes = 0;
+			pthread_join(computer, NULL);
 		} else {
 			expect_death(&client);
 			return;

@@ -1,12 +1,10 @@
 //! Probes of everything but seccomp: what the supervisor needs to look at a client, and what later layers would.
 
-use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
-use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::{Pid, pipe};
+use ummunotify::target::memory;
 
 use super::{Answer, Outcome, checked, end, in_child, spawn};
 
@@ -42,15 +40,9 @@ pub(in crate::cli) fn read_mappings() -> Answer {
 
 fn read_mark(client: Pid) -> Outcome {
     let mut bytes = [0u8; 8];
-    let remote = [RemoteIoVec { base: (&raw const MARK).addr(), len: bytes.len() }];
-    let read = match process_vm_readv(client, &mut [IoSliceMut::new(&mut bytes)], &remote) {
-        // As the supervisor does it then.
-        Err(denied @ (Errno::EPERM | Errno::ENOSYS)) => std::fs::File::open(format!("/proc/{client}/mem"))
-            .and_then(|memory| memory.read_at(&mut bytes, remote[0].base as u64))
-            .map_err(|_| denied)?,
-        other => other?,
-    };
-    Ok(read == 8 && u64::from_ne_bytes(bytes) == MARK)
+    // As the supervisor does it.
+    memory::read(client.as_raw(), (&raw const MARK).addr() as u64, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes) == MARK)
 }
 
 fn errno_of(error: std::io::Error) -> Errno {
@@ -88,23 +80,16 @@ fn beside_a_client(named: bool, look: impl FnOnce(Pid) -> Outcome) -> Outcome {
     }
 }
 
-/// A tracer can seize a child of its own.
-pub(in crate::cli) fn ptrace() -> Answer {
+/// A filter can stop calls for a tracer.
+pub(in crate::cli) fn trace_action() -> Answer {
+    let action: u32 = libc::SECCOMP_RET_TRACE;
     in_child(|| {
-        let child = spawn(|| {
-            loop {
-                nix::unistd::pause();
-            }
+        // SAFETY: the call reads one u32 behind the pointer and changes nothing.
+        checked(unsafe {
+            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, &raw const action)
         })?;
-        let seized = nix::sys::ptrace::seize(child, nix::sys::ptrace::Options::empty());
-        end(child);
-        seized.map(|()| true)
+        Ok(true)
     })
-}
-
-/// Yama's setting, if there is a Yama.
-pub(in crate::cli) fn yama_scope() -> Option<u8> {
-    std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?.trim().parse().ok()
 }
 
 /// Ways to get a userfaultfd.

@@ -1,0 +1,147 @@
+//! What is compared: the module, the emulator with a set of layers, and neither.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Serialize;
+use ummunotify::available;
+use ummunotify::backend::{Backend as _, Kmod};
+use ummunotify::trap::layers::Layers;
+
+/// The dynamic loader of x86-64 (System V ABI): itself a program without an interpreter.
+const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
+
+/// One of those that are compared.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Contender {
+    /// Neither device nor filter.
+    Native,
+    /// The kernel module.
+    Kmod,
+    /// The emulator.
+    Emulated(Layers),
+    /// Neither, but somebody else's library preloaded.
+    Peer {
+        /// What it is called.
+        name: String,
+        /// The library.
+        library: PathBuf,
+    },
+    /// The emulator's filter around a static program that doesn't open the device.
+    Enclosed,
+}
+
+/// One that isn't compared.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Absent {
+    /// Its name.
+    pub name: String,
+    /// Why, in a sentence.
+    pub reason: String,
+}
+
+impl Contender {
+    /// The name on the command line and in the report.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Native => "native".to_owned(),
+            Self::Kmod => "kmod".to_owned(),
+            Self::Enclosed => "static".to_owned(),
+            Self::Emulated(layers) => layers.to_string(),
+            Self::Peer { name, .. } => name.clone(),
+        }
+    }
+
+    /// That of a name. The error is a sentence.
+    pub fn named(name: &str) -> Result<Self, String> {
+        match name {
+            "native" => Ok(Self::Native),
+            "kmod" => Ok(Self::Kmod),
+            "static" => Ok(Self::Enclosed),
+            layers => layers
+                .parse()
+                .map(Self::Emulated)
+                .map_err(|e| format!("{e}; native, kmod and static can be compared as well")),
+        }
+    }
+
+    /// That of `NAME=LIBRARY`. The error is a sentence.
+    pub fn peer(text: &str) -> Result<Self, String> {
+        let (name, library) =
+            text.split_once('=').ok_or_else(|| format!("NAME=LIBRARY is asked for; not `{text}`"))?;
+        let library = std::path::absolute(library).map_err(|e| format!("{library}: {e}"))?;
+        if name.is_empty() || Self::named(name).is_ok() {
+            return Err(format!("`{name}` isn't free as a name"));
+        }
+        // The loader would only warn, and the figures would be native's.
+        std::fs::File::open(&library).map_err(|e| format!("{}: {e}", library.display()))?;
+        Ok(Self::Peer { name: name.to_owned(), library })
+    }
+
+    /// Those that are compared if none is named.
+    pub fn usual() -> Vec<Self> {
+        ["native", "kmod", "notify", "inline,notify", "trace", "static"]
+            .into_iter()
+            .filter_map(|name| Self::named(name).ok())
+            .collect()
+    }
+
+    /// Whether a process of it has the device open.
+    pub fn has_device(&self) -> bool {
+        matches!(self, Self::Kmod | Self::Emulated(_))
+    }
+
+    /// Why it can't be had here, in a sentence; `None` if it can.
+    pub fn obstacle(&self) -> Option<String> {
+        match self {
+            Self::Native | Self::Peer { .. } => None,
+            Self::Kmod => Kmod.check().err().map(|obstacle| obstacle.to_string()),
+            Self::Enclosed if !Path::new(LOADER).exists() => Some(format!("{LOADER} is missing")),
+            Self::Enclosed => Self::Emulated(Layers::default()).obstacle(),
+            Self::Emulated(layers) => available::check(layers.net)
+                .err()
+                .map(|obstacles| obstacles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+        }
+    }
+
+    /// The command of a process that works.
+    pub fn command(&self, own: &Path) -> Command {
+        let mut command = Command::new(own);
+        let worker = if self.has_device() { "device" } else { "plain" };
+        match self {
+            Self::Native => {}
+            Self::Peer { library, .. } => drop(command.env("LD_PRELOAD", library)),
+            Self::Kmod => drop(command.args(["run", "--backend", "kmod", "--"]).arg(own)),
+            Self::Emulated(layers) => {
+                command.args(["run", "--backend", "emulated", "--trap", &layers.to_string(), "--"]).arg(own);
+            }
+            Self::Enclosed => drop(command.args(["run", "--backend", "emulated", "--", LOADER]).arg(own)),
+        }
+        command.args(["bench", "--worker", worker]);
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_a_library_that_is_there() {
+        let own = std::env::current_exe().unwrap();
+        let peer = Contender::peer(&format!("ucx={}", own.display())).unwrap();
+        assert_eq!((peer.name().as_str(), peer.has_device(), peer.obstacle()), ("ucx", false, None));
+        for wrong in ["ucx", "ucx=/no/such/library.so", "=/bin/true", "notify=/bin/true"] {
+            assert!(Contender::peer(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn contenders_have_the_names_by_which_they_are_found() {
+        for contender in Contender::usual() {
+            assert_eq!(Contender::named(&contender.name()), Ok(contender));
+        }
+        let e = Contender::named("nothing").unwrap_err();
+        assert!(e.contains("`nothing`") && e.contains("kmod"), "{e}");
+    }
+}
