@@ -20,7 +20,7 @@ use ummunotify_abi::range::PAGE_SIZE;
 /// How much a cache may hold. What is in use, being registered and being given back counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Registrations; at most 2^24.
+    /// Registrations; at most [`Limits::MOST_ENTRIES`].
     pub entries: usize,
     /// Bytes that they pin, counted as often as they are registered.
     pub bytes: u64,
@@ -28,7 +28,7 @@ pub struct Limits {
 
 impl Limits {
     /// The most entries that a cache can be made for.
-    pub const MOST_ENTRIES: usize = 1 << 24;
+    pub const MOST_ENTRIES: usize = (1 << 24) - 1;
 }
 
 impl Default for Limits {

@@ -12,6 +12,9 @@ const SHARDS: usize = if cfg!(shuttle) { 8 } else { 256 };
 /// Places of a thread's memory for what it used last; a power of two.
 const MEMO: usize = if cfg!(shuttle) { 2 } else { 1024 };
 
+/// Bits of a slot's number plus one: see `Limits::MOST_ENTRIES`.
+const SLOT_BITS: u32 = 24;
+
 #[derive(Debug, Default)]
 struct Count {
     acquired: AtomicU32,
@@ -23,34 +26,42 @@ struct Count {
 #[repr(align(128))]
 pub(crate) struct Shard {
     hits: AtomicU64,
-    /// Slot numbers plus one, by a hash of what was asked for. Hints: whoever follows one looks at the slot.
-    memo: Box<[AtomicU32]>,
+    /// By a hash of what was asked for: more of the hash, and behind it the slot's number plus one. Hints: whoever
+    /// follows one looks at the slot.
+    memo: Box<[AtomicU64]>,
     counts: Chunks<Count>,
 }
 
 impl Shard {
     fn new(slots: usize) -> Self {
-        let memo = (0..MEMO).map(|_| AtomicU32::new(0)).collect();
+        let memo = (0..MEMO).map(|_| AtomicU64::new(0)).collect();
         Self { hits: AtomicU64::new(0), memo, counts: Chunks::new(slots) }
     }
 
+    /// The place for `key`, and what stands in the upper bits there if it is this one's.
     #[inline(always)]
-    fn place(&self, key: u64) -> Option<&AtomicU32> {
+    fn place(&self, key: u64) -> Option<(&AtomicU64, u64)> {
         // Multiplication spreads neighbouring pages over the places (Fibonacci hashing).
-        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - MEMO.ilog2());
-        self.memo.get(hash as usize)
+        let hash = key.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let place = self.memo.get((hash >> (64 - MEMO.ilog2())) as usize)?;
+        Some((place, hash << SLOT_BITS))
     }
 
-    /// The slot that this thread used last for `key`, or for another one.
+    /// The slot that this thread used last for `key`, or (hardly ever) for another one.
     #[inline(always)]
     pub(crate) fn remembered(&self, key: u64) -> Option<u32> {
-        self.place(key)?.load(Relaxed).checked_sub(1)
+        let (place, tag) = self.place(key)?;
+        let found = place.load(Relaxed) ^ tag;
+        if found >> SLOT_BITS != 0 {
+            return None; // without a look at the slot, which may be far away
+        }
+        (found as u32).checked_sub(1)
     }
 
     #[inline(always)]
     pub(crate) fn remember(&self, key: u64, slot: u32) {
-        if let Some(place) = self.place(key) {
-            place.store(slot + 1, Relaxed);
+        if let Some((place, tag)) = self.place(key) {
+            place.store(tag | u64::from(slot + 1), Relaxed);
         }
     }
 
@@ -64,6 +75,8 @@ impl Shard {
 #[derive(Debug)]
 pub(crate) struct Uses {
     shards: Box<[OnceLock<Box<Shard>>]>,
+    /// No shard from here on was made.
+    used: AtomicU32,
     /// Of threads without a number: those beyond SHARDS, and those that are ending.
     others: Box<Shard>,
     slots: usize,
@@ -72,17 +85,36 @@ pub(crate) struct Uses {
 impl Uses {
     pub(crate) fn new(slots: usize) -> Self {
         let shards = (0..SHARDS).map(|_| OnceLock::new()).collect();
-        Self { shards, others: Box::new(Shard::new(slots)), slots }
+        Self { shards, used: AtomicU32::new(0), others: Box::new(Shard::new(slots)), slots }
     }
 
     /// The calling thread's shard; `None` if it has to share one.
     #[inline(always)]
     pub(crate) fn mine(&self) -> Option<&Shard> {
-        let shard = self.shards.get(number::get()? as usize)?;
+        let number = number::get()?;
+        let shard = self.shards.get(number as usize)?;
         match shard.get() {
             Some(shard) => Some(shard),
-            None => Some(shard.get_or_init(|| Box::new(Shard::new(self.slots)))),
+            None => Some(self.make(number, shard)),
         }
+    }
+
+    #[cold]
+    fn make<'a>(&self, number: u32, shard: &'a OnceLock<Box<Shard>>) -> &'a Shard {
+        // Before the first use is counted there, so that whoever looks for uses looks there too.
+        self.used.fetch_max(number + 1, SeqCst);
+        shard.get_or_init(|| Box::new(Shard::new(self.slots)))
+    }
+
+    /// The shards that there are.
+    fn all(&self) -> impl Iterator<Item = &Shard> {
+        let used = self.used.load(SeqCst) as usize;
+        self.shards
+            .iter()
+            .take(used)
+            .filter_map(|shard| shard.get())
+            .chain([&self.others])
+            .map(|shard| &**shard)
     }
 
     /// Counts one more use by `shard`, which is the calling thread's. Whoever looks at the slot's state after this
@@ -120,8 +152,7 @@ impl Uses {
     pub(crate) fn idle(&self, slot: u32) -> bool {
         fence(SeqCst);
         let sum = |of: fn(&Count) -> u32| {
-            let shards = self.shards.iter().filter_map(|shard| shard.get()).chain([&self.others]);
-            shards.filter_map(|shard| shard.counts.get(slot)).map(of).fold(0, u32::wrapping_add)
+            self.all().filter_map(|shard| shard.counts.get(slot)).map(of).fold(0, u32::wrapping_add)
         };
         let released = sum(|count| count.released.load(Acquire));
         let acquired = sum(|count| count.acquired.load(Acquire));
@@ -130,8 +161,7 @@ impl Uses {
 
     /// Hits by all threads so far.
     pub(crate) fn hits(&self) -> u64 {
-        let shards = self.shards.iter().filter_map(|shard| shard.get()).chain([&self.others]);
-        shards.map(|shard| shard.hits.load(Relaxed)).sum()
+        self.all().map(|shard| shard.hits.load(Relaxed)).sum()
     }
 
     /// Counts a hit of a thread without a number.

@@ -233,7 +233,7 @@ fn nonsense_is_registered() {
     }
     for entries in [0, Limits::MOST_ENTRIES + 1] {
         let error = Cache::new(machine.clone(), machine.clone(), Limits { entries, bytes: 1 }).unwrap_err();
-        assert!(error.to_string().contains("1 to 16777216 entries"), "{error}");
+        assert!(error.to_string().contains("1 to 16777215 entries"), "{error}");
     }
 }
 
