@@ -87,9 +87,21 @@ impl Stage {
     /// # Panics
     /// If it wasn't built, with a sentence that says so.
     pub fn example(&self, name: &str) -> PathBuf {
+        self.staged(&self.target.join("examples").join(name), name)
+    }
+
+    /// Puts another program of the workspace on the stage.
+    ///
+    /// # Panics
+    /// If it wasn't built, with a sentence that says so.
+    pub fn program_of_the_build(&self, name: &str) -> PathBuf {
+        self.staged(&self.target.join(name), name)
+    }
+
+    fn staged(&self, file: &Path, name: &str) -> PathBuf {
         let staged = self.folder.join("bin").join(name);
         if !staged.exists() {
-            self.copy(&self.target.join("examples").join(name), &staged);
+            self.copy(file, &staged);
         }
         staged
     }

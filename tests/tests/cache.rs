@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::time::Duration;
-use ummunotify_tests::{Account, Mode, Outcome, Stage, say};
+use ummunotify_tests::{Account, Client, Mode, Outcome, Stage, say};
 
 /// Rounds of the default runs; `UMMUNOTIFY_RACE_ROUNDS` sets another number (a million for the long run).
 const REUSE_ROUNDS: u64 = 20_000;
@@ -70,4 +70,33 @@ fn the_cache_gives_out_a_page_that_it_registered_too_early() {
         assert!(figure(&outcome, "registered") * 4 >= rounds, "{outcome}");
     }
     lost_by_a_blind_cache(&stage, "revalidate");
+}
+
+/// What a program communicates from is recorded, and the cache does the same on the device.
+#[test]
+fn a_recorded_trace_tells_of_another_program() {
+    let stage = Stage::new();
+    let mpi = stage.client(&Client::library("libmpi-of-tests", &["cache/mpi.c"]));
+    let recorder =
+        stage.client(&Client::library("mpi-recorder", &["../../benches/recorder/mpi.c"]).link("-ldl"));
+    let program =
+        Client::program("mpi-program", &["cache/program.c"]).flag("-Wl,--unresolved-symbols=ignore-all");
+    let program = stage.program(Mode::Native, Account::Ordinary, stage.client(&program));
+    // A mapping each, however much was freed before: glibc raises its limit otherwise.
+    let program = program.preload(recorder).preload(mpi).env("MALLOC_MMAP_THRESHOLD_", "131072");
+    let running = program.spawn();
+    let trace = stage.work().join(format!("trace.{}", running.pid()));
+    running.finish().assert_success();
+    let text = std::fs::read_to_string(&trace).expect("a trace was written");
+    let count =
+        |what: &str| text.lines().filter(|line| line.starts_with(what) && line.contains(" 800000")).count();
+    assert_eq!((count("use"), count("done")), (200, 200), "{text}");
+    assert!(text.lines().filter(|line| line.starts_with("unmap")).count() >= 101, "{text}");
+
+    let bench = stage.program_of_the_build("ummunotify-cache-bench");
+    let outcome = stage.program(Mode::Run, Account::Ordinary, bench).arg("replay").arg(&trace).run();
+    outcome.assert_success();
+    assert!(outcome.stdout.contains("200 transfers\n"), "{outcome}");
+    // The block that stays is registered once. The others go, and may come back, at the same address.
+    assert!(outcome.stdout.contains("99 hits (49.5 %), 101 registrations, 100 became stale"), "{outcome}");
 }

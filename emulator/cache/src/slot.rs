@@ -118,7 +118,8 @@ impl<T> Slot<T> {
         self.start.store(range.start, Relaxed);
         self.end.store(range.end, Relaxed);
         self.access.store(access.bits().into(), Release);
-        self.referenced.store(true, Relaxed);
+        // What is never asked for again makes room first.
+        self.referenced.store(false, Relaxed);
     }
 
     /// Notes a use: writes only if that wasn't noted.

@@ -103,7 +103,7 @@ fn what_was_used_lately_makes_room_first() {
     let cache = cache(&machine, 4, u64::MAX);
     let get = |page| cache.get(at(page), PAGE, Access::LOCAL_READ).unwrap();
     (0..4).for_each(|page| drop(get(page)));
-    drop(get(4)); // The hand went once around and cleared every mark; one of them had to go.
+    drop(get(4));
     let kept: Vec<u64> = machine.pinned().values().map(|p| (p.range.start - BASE) / PAGE).collect();
     let used = *kept.iter().find(|page| **page < 4).unwrap();
     drop(get(used));

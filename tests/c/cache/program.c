@@ -1,0 +1,25 @@
+/* Sends from a temporary block 100 times, and receives into one that stays. Exit code 1 if a call isn't passed on. */
+#include <stdlib.h>
+#include <string.h>
+
+int MPI_Send(const void *, int, void *, int, int, void *);
+int MPI_Recv(void *, int, void *, int, int, void *, void *);
+
+int main(void)
+{
+	const int count = 100000;
+	double *kept = calloc((size_t)count, sizeof(double));
+	int bad = 0;
+
+	for (int i = 0; i < 100; i++) {
+		double *sent = malloc((size_t)count * sizeof(double));
+
+		memset(sent, i, (size_t)count * sizeof(double));
+		bad |= MPI_Send(sent, count, (void *)sizeof(double), 1, 7, NULL) != 7;
+		bad |= MPI_Send(sent, 3, (void *)sizeof(double), 1, 7, NULL) != 7;
+		free(sent);
+		bad |= MPI_Recv(kept, count, (void *)sizeof(double), 1, 8, NULL, NULL) != 8;
+	}
+	free(kept);
+	return bad;
+}
