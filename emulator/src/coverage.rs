@@ -263,6 +263,12 @@ pub const GAPS: &[Gap] = &[
         by: None,
     },
     Gap {
+        key: "static-foreign",
+        what: "calls of the device by int 0x80 in a static program",
+        note: "what they do to mappings is seen, but open finds no device, and ioctl and read reach a bare pipe",
+        by: None,
+    },
+    Gap {
         key: "static-path",
         what: "stat and access of the device's path in a static program",
         note: "they say ENOENT; open works, with numbers that aren't the lowest free ones",

@@ -1,13 +1,14 @@
 //! The desk: threads that serve trapped calls of the device.
 //!
 //! Serving one means reading the caller's memory, which can wait for as long as whoever backs that memory wants. So
-//! each call has a thread to itself, taken from those that are idle or made when none is, up to a bound. An open that
-//! isn't looked at in time goes on as if the device weren't there; any other call whose turn doesn't come fails with
-//! EIO. What waits here delays nobody else.
+//! each call has a thread to itself, taken from those that are idle or made when none is, up to a bound. What waits here
+//! delays nobody else, and waits as long as it would in the kernel: how soon a thread gets a processor is no reason to
+//! fail a call. Only when no more threads can be had, since all of them wait, a call whose turn doesn't come in time
+//! fails with EIO, and an open goes on as if the device weren't there.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
@@ -20,7 +21,7 @@ use super::{device_call, open_call};
 use crate::trap::device::DeviceCall;
 use crate::trap::operation::{Decoded, Syscall};
 
-/// How long a call may wait for somebody to look at it.
+/// How long a call may wait for somebody to look at it when there is nobody more to be had.
 pub const DEADLINE: Duration = Duration::from_secs(2);
 /// Threads at once.
 const MAX_THREADS: usize = 64;
@@ -34,7 +35,7 @@ pub struct Visit {
     pub call: Notification,
     /// What it may be.
     pub asks: DeviceCall,
-    /// When it must have been looked at.
+    /// When it must have been looked at, if nobody more can be had.
     pub due: Instant,
     claimed: AtomicBool,
 }
@@ -56,8 +57,11 @@ impl Visit {
 pub struct Desk {
     visits: Sender<Arc<Visit>>,
     queue: Receiver<Arc<Visit>>,
-    idle: Arc<AtomicUsize>,
+    /// Threads that are ready for a call, less the calls that were submitted: below zero, calls that none is ready for.
+    free: Arc<AtomicIsize>,
     threads: Arc<AtomicUsize>,
+    /// The last thread that was wanted couldn't be had.
+    exhausted: bool,
     /// Calls that perhaps nobody has looked at yet, by the time when they are due.
     waiting: VecDeque<Arc<Visit>>,
 }
@@ -66,14 +70,21 @@ impl Desk {
     /// Without threads yet.
     pub fn new() -> Self {
         let (visits, queue) = unbounded();
-        Self { visits, queue, idle: Arc::default(), threads: Arc::default(), waiting: VecDeque::new() }
+        Self {
+            visits,
+            queue,
+            free: Arc::default(),
+            threads: Arc::default(),
+            exhausted: false,
+            waiting: VecDeque::new(),
+        }
     }
 
     /// Has a call served.
     pub fn submit(&mut self, shared: &Arc<Shared>, call: Notification, asks: DeviceCall) {
         let due = Instant::now() + DEADLINE;
         let visit = Arc::new(Visit { call, asks, due, claimed: AtomicBool::new(false) });
-        if self.idle.load(Ordering::Acquire) <= self.visits.len() {
+        if self.free.fetch_sub(1, Ordering::AcqRel) <= 0 {
             self.hire(shared);
         }
         // The other end is ours, too.
@@ -82,20 +93,30 @@ impl Desk {
         self.waiting.push_back(visit);
     }
 
+    /// Those that stay are few: each has a thread that waits for the caller's memory, or none yet.
     fn forget_claimed(&mut self) {
-        while self.waiting.front().is_some_and(|visit| visit.is_claimed()) {
-            self.waiting.pop_front();
-        }
+        self.waiting.retain(|visit| !visit.is_claimed());
+    }
+
+    /// True if calls wait for threads that can't be had.
+    fn is_exhausted(&self) -> bool {
+        self.exhausted && self.free.load(Ordering::Acquire) < 0
     }
 
     /// When the next call is due that nobody has looked at.
     pub fn due(&self) -> Option<Instant> {
+        if !self.is_exhausted() {
+            return None;
+        }
         self.waiting.iter().find(|visit| !visit.is_claimed()).map(|visit| visit.due)
     }
 
     /// Answers the calls that nobody has looked at in time.
     pub fn deadlines(&mut self, shared: &Shared) {
         self.forget_claimed();
+        if !self.is_exhausted() {
+            return;
+        }
         let now = Instant::now();
         for visit in self.waiting.iter().take_while(|visit| visit.due <= now) {
             if visit.claim() {
@@ -104,22 +125,21 @@ impl Desk {
         }
     }
 
-    fn hire(&self, shared: &Arc<Shared>) {
-        if self.threads.load(Ordering::Acquire) >= MAX_THREADS {
+    fn hire(&mut self, shared: &Arc<Shared>) {
+        self.exhausted = self.threads.load(Ordering::Acquire) >= MAX_THREADS;
+        if self.exhausted {
             return;
         }
         let (shared, queue) = (Arc::clone(shared), self.queue.clone());
-        let (idle, threads) = (Arc::clone(&self.idle), Arc::clone(&self.threads));
+        let (free, threads) = (Arc::clone(&self.free), Arc::clone(&self.threads));
         threads.fetch_add(1, Ordering::AcqRel);
         let work = move || {
             loop {
-                idle.fetch_add(1, Ordering::AcqRel);
-                let visit = queue.recv_timeout(IDLE);
-                idle.fetch_sub(1, Ordering::AcqRel);
-                match visit {
+                free.fetch_add(1, Ordering::AcqRel);
+                match queue.recv_timeout(IDLE) {
                     Ok(visit) => serve(&shared, &visit),
-                    // One that came just now: whoever submitted it may have counted on this thread.
-                    Err(RecvTimeoutError::Timeout) if !queue.is_empty() => {}
+                    // Below zero a call that was just submitted counts on this thread.
+                    Err(RecvTimeoutError::Timeout) if free.fetch_sub(1, Ordering::AcqRel) <= 0 => {}
                     Err(_) => break,
                 }
             }
@@ -127,6 +147,7 @@ impl Desk {
         };
         if let Err(e) = std::thread::Builder::new().name("desk".into()).stack_size(256 * 1024).spawn(work) {
             self.threads.fetch_sub(1, Ordering::AcqRel);
+            self.exhausted = true;
             log::warning!("can't start a thread for a call of the device: {e}");
         }
     }

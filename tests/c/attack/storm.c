@@ -86,8 +86,11 @@ static void *owner(void *argument)
 		uint64_t before;
 		int result = 0;
 
-		if (ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region) != 0)
+		if (ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region) != 0) {
 			complain("register");
+			munmap(pages, left);
+			continue;
+		}
 		before = *counter;
 		switch ((cookie + number) % 4) {
 		case 0:
