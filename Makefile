@@ -11,8 +11,12 @@ RUST_MIN := 1.95
 BUILD_PACKAGES := gcc libc6-dev libclang1
 # A client in Go is tested where `go` is: 450 MB are too many to install for one test.
 TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils musl-tools
+# What the feature `rdma` is built with: rdma-core's library and headers, and what its Rust bindings are made by.
+RDMA_PACKAGES := cmake pkg-config libclang-14-dev libnl-3-dev libnl-route-3-dev libibverbs-dev ibverbs-providers
 # Rounds of each race in `make race`; `make test` runs a twentieth or less.
 RACE_ROUNDS := 1000000
+# Schedules of each kind in `make shuttle`; `make test` tries a tenth.
+SCHEDULES := 20000
 # Processes in `make load`; `make test` starts eight.
 LOAD_ROUNDS := 1000
 # Rounds of the re-validation race in `make revalidate`; `make test` runs a hundredth.
@@ -27,7 +31,7 @@ REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race revalidate load conformance differential switch bench bench-peers install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race revalidate load conformance differential switch bench bench-peers bench-cache verbs shuttle install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -37,6 +41,7 @@ help:
 	@echo 'make test       build, and run all tests; says what was skipped and why'
 	@echo 'make lint       formatting and clippy'
 	@echo 'make bench      what interception costs here, as ratios to native; a page with plots'
+	@echo 'make bench-cache  what the registration cache costs; patterns of MPI programs replayed'
 	@echo 'make bench-peers  the same beside UCX'
 	@echo 'make race       the address-reuse race and the re-validation race, $(RACE_ROUNDS) rounds each'
 	@echo 'make revalidate the re-validation race by every kind of call under trace, and with userfaultfd, $(REVALIDATE_ROUNDS) rounds'
@@ -44,6 +49,8 @@ help:
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
 	@echo 'make switch        in a guest, $(SWITCHES) moves of a busy program between emulator and module'
+	@echo 'make verbs         in a guest, on soft-RoCE: the accident, and the registration cache that prevents it'
+	@echo 'make shuttle       the registration cache under a model checker, $(SCHEDULES) schedules of each kind'
 	@echo 'make install-deps   what the above need from Debian (as root; else prints the command)'
 
 # A host that can't do it gets a sentence instead of a page of compiler errors.
@@ -91,7 +98,7 @@ install-build-deps:
 	$(call need,$(BUILD_PACKAGES),required)
 
 install-deps: install-build-deps
-	$(call need,$(TEST_PACKAGES),optional)
+	$(call need,$(TEST_PACKAGES) $(RDMA_PACKAGES),optional)
 
 build: rust install-build-deps
 	cargo build --workspace
@@ -122,11 +129,20 @@ test: rust install-deps
 	    counts=$$(awk '/^test result:/ { p += $$4; f += $$6 } END { print p + 0, f + 0 }' $(TARGET)/tests.log); \
 	    grep -oh 'SKIPPED.*' $(TARGET)/tests.log >> $(SKIPS) || true; \
 	fi; \
+	stage 'the registration cache under a model checker'; \
+	RUSTFLAGS='--cfg shuttle' CARGO_TARGET_DIR=$(TARGET)/shuttle cargo test -p ummunotify-cache --test interleavings 2>&1 | \
+	    tee $(TARGET)/shuttle.log || failed+=' shuttle'; \
+	counts+=$$(awk '/^test result:/ { p += $$4; f += $$6 } END { print "", p + 0, f + 0 }' $(TARGET)/shuttle.log); \
 	if [ -n '$(GUEST)' ]; then \
+	    stage 'the registration cache on verbs'; \
+	    if command -v cmake >/dev/null && [ -e /usr/include/infiniband/verbs.h ] && [ -e /usr/include/libnl3/netlink/netlink.h ]; then \
+	        cargo test -p ummunotify-cache --features rdma --lib verbs && \
+	            cargo build -p ummunotify --features rdma --example verbs_accident || failed+=' verbs'; \
+	    fi; \
 	    stage 'the kernel module in a guest'; \
 	    $(MAKE) -C kmod-compat guest-test 2>&1 | tee $(TARGET)/guest.log || failed+=' guest'; \
 	    stage 'the module as judge of the emulator'; \
-	    { GUEST_TIMEOUT=600 tests/guest/conformance.sh walk rules differential switch || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
+	    { GUEST_TIMEOUT=700 tests/guest/conformance.sh walk rules differential switch verbs || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
 	    grep -oh 'SKIPPED.*' $(TARGET)/guest.log >> $(SKIPS) || true; \
 	    counts+=$$(sed -nE 's/^(conformance: )?([0-9]+) passed, ([0-9]+) failed, [0-9]+ skipped$$/ \2 \3/p' \
 	        $(TARGET)/guest.log | tr -d '\n'); \
@@ -164,6 +180,27 @@ revalidate: rust install-build-deps
 load: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_LOAD_ROUNDS=$(LOAD_ROUNDS) cargo test --release -p ummunotify-tests --test inline -- --nocapture under_load
+
+# A cache on verbs needs rdma-core to build; without it everything else builds.
+verbs: build
+	$(call need,$(RDMA_PACKAGES),required)
+	cargo build -p ummunotify --features rdma --example verbs_accident
+	tests/guest/conformance.sh verbs || [ $$? -eq 77 ]
+
+shuttle: rust install-build-deps
+	UMMUNOTIFY_SCHEDULES=$(SCHEDULES) RUSTFLAGS='--cfg shuttle' CARGO_TARGET_DIR=$(TARGET)/shuttle \
+	    cargo test -p ummunotify-cache --test interleavings
+
+bench-cache: rust install-build-deps
+	cargo build --release -p ummunotify -p ummunotify-benches
+	@$(TARGET)/release/ummunotify-cache-bench micro
+	@echo; echo 'with the emulated device:'; \
+	$(TARGET)/release/ummunotify run --backend emulated -- $(TARGET)/release/ummunotify-cache-bench micro --device --entries 1000 --threads 1
+	@for pattern in halo temporary all-to-all; do \
+	    echo; echo "the pattern $$pattern:"; \
+	    $(TARGET)/release/ummunotify-cache-bench generate $$pattern >$(TARGET)/$$pattern.trace; \
+	    $(TARGET)/release/ummunotify run --backend emulated -- $(TARGET)/release/ummunotify-cache-bench replay $(TARGET)/$$pattern.trace; \
+	done
 
 # The report stays in target/.
 bench: rust install-build-deps

@@ -306,6 +306,36 @@ impl Notifier {
     }
 }
 
+/// For a cache, which reads the events itself: the notifier must be [non-blocking](Notifier::open_nonblocking).
+impl ummunotify_cache::Monitor for Notifier {
+    fn register(&self, range: PageRange, cookie: u64) -> io::Result<()> {
+        Notifier::register(self, range, cookie)
+    }
+
+    fn unregister(&self, cookie: u64) -> io::Result<()> {
+        Notifier::unregister(self, cookie)
+    }
+
+    #[inline(always)]
+    fn generation(&self) -> u64 {
+        self.counter.generation().get()
+    }
+
+    fn events(&self, stale: &mut dyn FnMut(u64)) -> io::Result<Option<u64>> {
+        // SAFETY: a command without a pointer.
+        let flags = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_GETFL) };
+        if flags & libc::O_NONBLOCK == 0 {
+            let message = "a cache needs a device that doesn't block: Notifier::open_nonblocking";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let mut events = Notifier::events(self);
+        for event in events.by_ref() {
+            stale(event?.cookie);
+        }
+        Ok(events.generation().map(Generation::get))
+    }
+}
+
 impl AsFd for Notifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -1,6 +1,7 @@
 //! The ummunotify interface in user space: the emulator's library.
 //!
 //! * [`client`]: the device as a registration cache uses it, on either backend
+//! * [`cache`]: a registration cache that uses it
 //! * [`backend`]: the backends, and whether this host lets one work
 //! * [`available`]: whether this host lets a layer that traps work
 //! * [`coverage`]: what each layer sees and misses
@@ -25,3 +26,5 @@ pub mod supervisor;
 pub mod switch;
 pub mod target;
 pub mod trap;
+
+pub use ummunotify_cache as cache;

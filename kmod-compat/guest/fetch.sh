@@ -1,6 +1,7 @@
 #!/bin/bash
 # fetch.sh KERNEL...: fetches what the guest needs and the cache lacks: QEMU and a few small tools where
 # the host has none, and for each kernel (5.10, 6.1, 6.12, 7.3) Debian's image and headers of one version.
+# In place of a kernel `verbs` may stand: what a soft-RoCE adapter in the guest needs, from the host's release.
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 one_at_a_time
 
@@ -10,11 +11,13 @@ for tool in gcc make ld xz; do
 	command -v $tool >/dev/null || skip "no $tool here, so no kernel module can be built"
 done
 
+# fetch_tools [PROGRAM]=PACKAGE...: those that the host lacks, unpacked into the cache.
 fetch_tools() {
-	local -A package=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [modprobe]=kmod)
+	local -A package="($*)"
 	local missing=() name deb
 	for name in "${!package[@]}"; do
 		[ -x "$(PATH=$PATH:/usr/sbin:/sbin command -v "$name")" ] && continue
+		compgen -G "/usr/lib/x86_64-linux-gnu/libibverbs/$name-*.so" >/dev/null && continue
 		[ -e "$tools/have-$name" ] || missing+=("$name")
 	done
 	[ ${#missing[@]} -gt 0 ] || return 0
@@ -96,5 +99,10 @@ fetch_kernel() {
 	echo "$kv" >"$tree/version"
 }
 
-fetch_tools
-for kernel in "$@"; do fetch_kernel "$kernel"; done
+fetch_tools [qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [modprobe]=kmod
+for kernel in "$@"; do
+	case $kernel in
+	verbs) fetch_tools [rdma]=iproute2 [librxe]=ibverbs-providers ;;
+	*) fetch_kernel "$kernel" ;;
+	esac
+done

@@ -9,7 +9,7 @@
 #   KERNEL          5.10, 6.1 (default), 6.12 or 7.3
 #   GUEST_TIMEOUT   seconds until the guest is ended (default 600)
 #   GUEST_MEM, GUEST_SMP          memory (1G) and processors (2)
-#   GUEST_MODULES   further kernel modules to load, with what they depend on
+#   GUEST_MODULES   further kernel modules to load, with what they depend on; ?NAME only if the kernel has it
 #   GUEST_LOAD=0    doesn't load ummunotify (the command may: $UMN_MODULES is the folder of the .ko files)
 #   GUEST_NUMA=1    two memory nodes, of half the memory each
 #   GUEST_DISK=1    an empty ext4 file system on /tmp/disk, on a virtual disk
@@ -43,8 +43,10 @@ image=$tree/boot/vmlinuz-$kv
 add_modules() {
 	local name path base
 	for name in "$@"; do
-		with_tools modprobe -S "$kv" -d "$tree" --show-depends "$name" >"$run/depends" ||
+		if ! with_tools modprobe -S "$kv" -d "$tree" --show-depends "${name#\?}" >"$run/depends" 2>/dev/null; then
+			[ "$name" = "${name#\?}" ] || continue
 			die "kernel $kv has no module $name"
+		fi
 		base=
 		while read -r kind path _; do
 			[ "$kind" = insmod ] || continue

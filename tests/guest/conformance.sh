@@ -8,6 +8,7 @@
 #   differential   DIFFERENTIAL_STEPS (5000) random steps on both at once; SEED names the sequence
 #   switch         contexts that move between the two under load, SWITCHES (100) times
 #   yama           an ordinary user's client under Yama's ptrace_scope, by each layer whatever LAYERS says
+#   verbs          the registration cache on a soft-RoCE adapter: the accident, and the cure on both
 #
 # Without PART walk, differential, switch, interface and yama. LAYERS are the sets of layers that the emulator is run with
 # (default: notify), separated by spaces: each is compared. UMMUNOTIFY names the binary (default: the debug build).
@@ -28,8 +29,29 @@ timeout=${GUEST_TIMEOUT:-$((1800 * $(wc -w <<<"$layers")))}
 cd "$top"
 
 for part in $parts; do
-	[[ $part =~ ^(walk|interface|rules|differential|switch|yama)$ ]] || { echo "conformance: no part '$part'" >&2; exit 2; }
+	[[ $part =~ ^(walk|interface|rules|differential|switch|yama|verbs)$ ]] || { echo "conformance: no part '$part'" >&2; exit 2; }
 done
+# Skipping this part skips no other.
+modules=overlay
+case " $parts " in
+*' verbs '*)
+	example=$(dirname "$binary")/examples/verbs_accident
+	why=
+	if [ ! -x "$example" ]; then
+		why="no $example; make verbs builds it"
+	elif [ -z "${GUEST_RUN:-}" ]; then
+		why=$("$top/kmod-compat/guest/fetch.sh" verbs 2>&1 >/dev/null) && why= ||
+			why=$(sed -n 's/^guest: SKIPPED: //p' <<<"$why" | tail -n 1)
+	fi
+	if [ -n "$why" ]; then
+		echo "SKIPPED the cache on verbs: $why"
+		parts=$(sed 's/ verbs / /; s/^ //; s/ $//' <<<" $parts ")
+		[ -n "$parts" ] || exit 77
+	else
+		modules+=" rdma_rxe ib_uverbs ?crc32_generic"
+	fi
+	;;
+esac
 [ -x "$binary" ] || { echo "conformance: no $binary; run make first" >&2; exit 1; }
 for set in $layers; do
 	"$binary" doctor --coverage --trap "$set" >/dev/null || { echo "conformance: LAYERS: no set '$set'" >&2; exit 1; }
@@ -61,6 +83,7 @@ for part in $parts; do
 		[ -x "$example" ] || { echo "conformance: no $example; build it with cargo build --examples" >&2; exit 1; }
 		cp "$example" "$stage/switch_itself"
 		;;
+	verbs) cp "$(dirname "$binary")/examples/verbs_accident" "$stage" ;;
 	esac
 done
 
@@ -132,7 +155,7 @@ for kernel in ${KERNELS:-6.1}; do
 	mkdir -p "$results"
 	rc=0
 	# Memory: mlockall populates all that the emulator has mapped.
-	KERNEL=$kernel GUEST_MEM=2G GUEST_DISK=1 GUEST_NUMA=1 GUEST_MODULES=overlay GUEST_APPEND="syscall.x32=y ${GUEST_APPEND:-}" \
+	KERNEL=$kernel GUEST_MEM=2G GUEST_DISK=1 GUEST_NUMA=1 GUEST_MODULES="$modules" GUEST_APPEND="syscall.x32=y ${GUEST_APPEND:-}" \
 		GUEST_TIMEOUT=$timeout "$run" \
 		"'$here/in_guest.sh' '$stage' '${DIFFERENTIAL_STEPS:-5000}' '$seed' '$layers' '${SWITCHES:-100}' $parts" \
 		>"$results/guest" 2>"$results/guest-errors" || rc=$?
@@ -179,6 +202,10 @@ for kernel in ${KERNELS:-6.1}; do
 		yama)
 			sed "s/^\(ok\|FAIL\|skip\)/kernel $kernel: $part: &/" "$results/$part" 2>/dev/null || true
 			ended $part || rc=1
+			;;
+		verbs)
+			sed "s/^/kernel $kernel: $part: /" "$results/$part" 2>/dev/null || true
+			ended verbs || rc=1
 			;;
 		esac
 		verdict $rc "$kernel: $part"

@@ -72,6 +72,9 @@ for part in "$@"; do
 			record "differential-$set" on "$set" "$stage/differential" "$steps" "$seed"
 		done
 		;;
+	verbs)
+		record verbs "$(dirname "$0")/verbs.sh" /tmp/ummunotify "$stage/verbs_accident" "$(dirname "$stage")/tools" "$layers"
+		;;
 	switch)
 		for set in $layers; do
 			record "switch-$set" env "UMMUNOTIFY_TRAP=$set" "$(dirname "$0")/switch.sh" /tmp/ummunotify "$stage" "$stage" "$switches"

@@ -82,6 +82,30 @@ impl Stage {
         staged
     }
 
+    /// Puts one of the library's examples on the stage.
+    ///
+    /// # Panics
+    /// If it wasn't built, with a sentence that says so.
+    pub fn example(&self, name: &str) -> PathBuf {
+        self.staged(&self.target.join("examples").join(name), name)
+    }
+
+    /// Puts another program of the workspace on the stage.
+    ///
+    /// # Panics
+    /// If it wasn't built, with a sentence that says so.
+    pub fn program_of_the_build(&self, name: &str) -> PathBuf {
+        self.staged(&self.target.join(name), name)
+    }
+
+    fn staged(&self, file: &Path, name: &str) -> PathBuf {
+        let staged = self.folder.join("bin").join(name);
+        if !staged.exists() {
+            self.copy(file, &staged);
+        }
+        staged
+    }
+
     /// A program to be run in `mode` by `account`. `path` may be a bare name that PATH resolves.
     pub fn program(&self, mode: Mode, account: Account, path: impl AsRef<Path>) -> Program<'_> {
         Program::new(self, mode, account, path.as_ref())
@@ -119,7 +143,7 @@ impl Stage {
     fn copy(&self, from: &Path, to: &Path) {
         assert!(
             from.exists(),
-            "{} doesn't exist: build the whole workspace before its tests (cargo build --workspace)",
+            "{} doesn't exist: build the whole workspace before its tests (cargo build --workspace --all-targets)",
             from.display()
         );
         // By another process, not fs::copy: whatever a test beside this one forks at that moment would hold a

@@ -1,0 +1,259 @@
+//! What a request does that no entry serves, and how registrations are given back.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::book::Book;
+use crate::cache::Core;
+use crate::handle::Handle;
+use crate::slot::State;
+use crate::sync::{MutexGuard, lock, wait};
+use crate::threads::Shard;
+use crate::{Access, Error, Monitor, Registrar, RegistrarError};
+use ummunotify_abi::PageRange;
+
+/// How often a registration is tried again after idle entries were given back for it.
+const RETRIES: u32 = 8;
+
+/// What somebody's callback panicked with.
+pub(crate) type Payload = Box<dyn Any + Send>;
+
+/// Goes on with a panic that was held up until everything was in order.
+pub(crate) fn go_on_panicking(payload: Option<Payload>) {
+    if let Some(payload) = payload.filter(|_| !std::thread::panicking()) {
+        resume_unwind(payload);
+    }
+}
+
+/// Entries in the state Closing, to be given back once the lock is let go.
+pub(crate) struct Work<'a, M: Monitor, R: Registrar> {
+    core: &'a Core<M, R>,
+    ids: Vec<u32>,
+}
+
+impl<'a, M: Monitor, R: Registrar> Work<'a, M, R> {
+    pub(crate) fn new(core: &'a Core<M, R>) -> Self {
+        Self { core, ids: Vec::new() }
+    }
+
+    pub(crate) fn add(&mut self, id: u32) {
+        self.ids.push(id);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    /// Gives all of them back, without the lock. A callback that panics keeps none of the others from it.
+    pub(crate) fn run(&mut self) -> Option<Payload> {
+        let mut first = None;
+        while let Some(id) = self.ids.pop() {
+            first = first.or(self.core.give_back(id));
+        }
+        first
+    }
+}
+
+impl<M: Monitor, R: Registrar> Drop for Work<'_, M, R> {
+    /// For those ways out that don't run it.
+    fn drop(&mut self) {
+        go_on_panicking(self.run());
+    }
+}
+
+/// A slot whose registration is under way. Unless it is kept it is free again afterwards, whatever happens.
+struct Birth<'a, M: Monitor, R: Registrar> {
+    core: &'a Core<M, R>,
+    id: u32,
+    cookie: u64,
+    watched: bool,
+    kept: bool,
+}
+
+impl<M: Monitor, R: Registrar> Drop for Birth<'_, M, R> {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        if self.watched {
+            let _ = self.core.monitor.unregister(self.cookie);
+        }
+        let mut book = lock(&self.core.book);
+        book.statistics.failed += 1;
+        self.core.set_free(&mut book, self.id);
+    }
+}
+
+impl<M: Monitor, R: Registrar> Core<M, R> {
+    /// Reads what has become stale, if anything has.
+    pub(crate) fn catch_up(&self) -> Result<(), Error> {
+        if self.is_up_to_date() {
+            return Ok(());
+        }
+        let mut work = Work::new(self);
+        let mut book = lock(&self.book);
+        let drained = self.drain(&mut book, &mut work);
+        drop(book);
+        go_on_panicking(work.run());
+        drained
+    }
+
+    pub(crate) fn sweep(&self, everything: bool) -> Result<(), Error> {
+        let mut work = Work::new(self);
+        let mut book = lock(&self.book);
+        self.drain(&mut book, &mut work)?;
+        self.look_after_waiting(&mut book, &mut work, usize::MAX);
+        if everything {
+            self.evict(&mut book, &mut work, u64::MAX);
+        }
+        drop(book);
+        go_on_panicking(work.run());
+        Ok(())
+    }
+
+    /// The request of a thread that found nothing, or found that the counter had moved.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn get_slowly<'a>(
+        &'a self,
+        shard: Option<&'a Shard>,
+        range: PageRange,
+        access: Access,
+    ) -> Result<Handle<'a, M, R>, Error> {
+        // Dropped after the lock's guard, on every way out.
+        let mut work = Work::new(self);
+        let mut book = lock(&self.book);
+        self.drain(&mut book, &mut work)?;
+        self.look_after_some(&mut book, &mut work);
+        if let Some(handle) = self.find(shard, range, access) {
+            book.statistics.second_looks += 1;
+            drop(book);
+            go_on_panicking(work.run());
+            return Ok(handle);
+        }
+        let (mut book, id) = self.make_room(book, &mut work, range, access)?;
+        book.statistics.misses += 1;
+        drop(book);
+        go_on_panicking(work.run());
+        self.register(shard, id, range, access)
+    }
+
+    /// A slot for `range`; evicts for it, and waits for what others are giving back.
+    fn make_room<'a>(
+        &'a self,
+        mut book: MutexGuard<'a, Book>,
+        work: &mut Work<'a, M, R>,
+        range: PageRange,
+        access: Access,
+    ) -> Result<(MutexGuard<'a, Book>, u32), Error> {
+        if range.len() > self.limits.bytes {
+            return Err(Error::TooLarge { range, max_bytes: self.limits.bytes });
+        }
+        loop {
+            if let Some(id) = self.reserve(&mut book, range, access) {
+                return Ok((book, id));
+            }
+            let now = book.statistics();
+            let missing = now.bytes.saturating_add(range.len()).saturating_sub(self.limits.bytes);
+            self.look_after_waiting(&mut book, work, usize::MAX);
+            if book.closing == 0 && !self.evict(&mut book, work, missing) {
+                return Err(Error::Full {
+                    range,
+                    used_bytes: now.bytes,
+                    max_bytes: self.limits.bytes,
+                    used_entries: now.entries,
+                    max_entries: self.limits.entries,
+                });
+            }
+            if work.is_empty() {
+                book = wait(&self.room, book);
+            } else {
+                drop(book);
+                go_on_panicking(work.run());
+                book = lock(&self.book);
+            }
+        }
+    }
+
+    /// Watches the range, then pins it: in this order nothing is missed.
+    fn register<'a>(
+        &'a self,
+        shard: Option<&'a Shard>,
+        id: u32,
+        range: PageRange,
+        access: Access,
+    ) -> Result<Handle<'a, M, R>, Error> {
+        let Some(slot) = self.slots.get(id) else { unreachable!("a reserved slot exists") };
+        let cookie = slot.word().cookie(id);
+        let mut birth = Birth { core: self, id, cookie, watched: false, kept: false };
+        self.monitor.register(range, cookie).map_err(|error| Error::Monitor { range, error })?;
+        birth.watched = true;
+        let registration = self.pin(range, access)?;
+
+        let mut work = Work::new(self);
+        let mut book = lock(&self.book);
+        birth.kept = true;
+        // SAFETY: the slot is Pending or PendingStale since this thread reserved it.
+        unsafe { slot.put(registration) };
+        let word = slot.word();
+        if word.is(State::PendingStale) {
+            // The pages were those of the range at some moment of this call: it gets them, and nobody else does.
+            self.uses.acquire(shard, id);
+            book.statistics.stale_at_birth += 1;
+            self.retire_newborn(&mut book, id, word);
+            return Ok(Handle { core: self, slot, id, word: word.with(State::Retired) });
+        }
+        if let Some(handle) = self.find(shard, range, access) {
+            book.statistics.duplicates += 1;
+            self.close_newborn(&mut book, &mut work, id, word);
+            drop(book);
+            go_on_panicking(work.run());
+            return Ok(handle);
+        }
+        self.uses.acquire(shard, id);
+        let handle = Handle { core: self, slot, id, word: word.with(State::Live) };
+        self.publish(&mut book, &mut work, id);
+        drop(book);
+        go_on_panicking(work.run());
+        Ok(handle)
+    }
+
+    /// Registers with the adapter; where that has no memory for it, in exchange for idle entries.
+    fn pin(&self, range: PageRange, access: Access) -> Result<R::Registration, RegistrarError> {
+        let mut tries = 0;
+        loop {
+            let error = match self.registrar.register(range, access) {
+                Ok(registration) => return Ok(registration),
+                Err(error) => error,
+            };
+            tries += 1;
+            if error.errno != libc::ENOMEM || tries > RETRIES {
+                return Err(error);
+            }
+            let mut work = Work::new(self);
+            let mut book = lock(&self.book);
+            let found = self.evict(&mut book, &mut work, range.len());
+            drop(book);
+            go_on_panicking(work.run());
+            if !found {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Gives the registration of a Closing slot back, and frees the slot. What a callback panicked with.
+    fn give_back(&self, id: u32) -> Option<Payload> {
+        let slot = self.slots.get(id)?;
+        let cookie = slot.word().cookie(id);
+        // SAFETY: the slot is Closing, and the list that it came from is this thread's own.
+        let registration = unsafe { slot.take() };
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let _ = self.monitor.unregister(cookie);
+            registration.map_or(Ok(()), |registration| self.registrar.deregister(registration))
+        }));
+        let mut book = lock(&self.book);
+        book.statistics.deregistration_failures += u64::from(!matches!(result, Ok(Ok(()))));
+        self.set_free(&mut book, id);
+        result.err()
+    }
+}
