@@ -8,7 +8,7 @@ MAKEFLAGS += --no-print-directory
 # Oldest Rust that builds this (rust-version in Cargo.toml).
 RUST_MIN := 1.95
 # Debian packages: what a build needs, and what the tests drive besides.
-BUILD_PACKAGES := gcc libc6-dev
+BUILD_PACKAGES := gcc libc6-dev libclang1
 # A client in Go is tested where `go` is: 450 MB are too many to install for one test.
 TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils musl-tools
 # What the feature `rdma` is built with: rdma-core's library and headers, and what its Rust bindings are made by.
@@ -44,7 +44,7 @@ help:
 	@echo 'make bench-cache  what the registration cache costs; patterns of MPI programs replayed'
 	@echo 'make bench-peers  the same beside UCX'
 	@echo 'make race       the address-reuse race and the re-validation race, $(RACE_ROUNDS) rounds each'
-	@echo 'make revalidate the re-validation race by every kind of call under the layer trace, $(REVALIDATE_ROUNDS) rounds'
+	@echo 'make revalidate the re-validation race by every kind of call under trace, and with userfaultfd, $(REVALIDATE_ROUNDS) rounds'
 	@echo 'make load       first opens of the device under load, $(LOAD_ROUNDS) processes'
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
@@ -173,6 +173,8 @@ revalidate: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_REVALIDATE_ROUNDS=$(REVALIDATE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- \
 	    --nocapture stays_stale_under_trace
+	UMMUNOTIFY_RACE_ROUNDS=$(REVALIDATE_ROUNDS) cargo test --release -p ummunotify-tests --test fault -- --nocapture \
+	    what_is_registered_again_too_early_stays_stale a_cache_entry_is_stale_after_a_request_of_a_ring
 
 # The device opened for the first time, and libc patched, while eight threads map and unmap.
 load: rust install-build-deps

@@ -22,6 +22,7 @@ pub fn check(net: Net) -> Result<Net, Vec<Obstacle>> {
                 notify
             })
         }),
+        Net::None => Ok(net),
         Net::Notify => backend::check_notify().map(|()| net).map_err(|obstacle| vec![obstacle]),
         Net::Trace if backend::under_our_filter() => Ok(Net::Trace),
         Net::Trace => try_trace().map(|()| net).map_err(|obstacle| vec![obstacle]),

@@ -88,18 +88,17 @@ fn a_command_that_cannot_be_executed_gets_the_exit_code_that_shells_use() {
 
 #[test]
 fn options_that_mean_nothing_are_refused() {
-    assert_refused(
-        &run(&["--trap", "fault", "--", "true"]),
-        2,
-        "there are the layers inline, notify, trace, and auto",
-    );
+    let there_are = "there are the layers inline, notify, fault, trace, and auto";
+    assert_refused(&run(&["--trap", "inner", "--", "true"]), 2, there_are);
     assert_refused(&run(&["--trap", "inline", "--", "true"]), 2, "inline needs notify");
+    assert_refused(&run(&["--trap", "inline,fault", "--", "true"]), 2, "inline needs notify");
     assert_refused(
         &run(&["--trap", "trace,notify", "--", "true"]),
         2,
         "trace and notify would stop the same calls",
     );
     assert_refused(&run(&["--trap", "inline,trace", "--", "true"]), 2, "can't be had with trace");
+    assert_refused(&run(&["--io-uring", "no", "--", "true"]), 2, "watch, deny");
     assert_refused(&run(&["--log-file", "/no/such/folder/x", "--", "true"]), 125, "can't be written");
     for arguments in [["--backend", "module"], ["--log", "loud"]] {
         let output = Command::new(BINARY).arg("run").args(arguments).args(["--", "true"]).output().unwrap();

@@ -19,7 +19,7 @@ use crate::keeper::{self, Launch, STACK};
 use crate::log::{self, Part};
 use crate::owner::Opening;
 use crate::program::{self, Path};
-use crate::{environment, inline, layer, sys, table};
+use crate::{environment, inline, layer, sys, table, userfault};
 
 /// The token of the supervisor whose filter we are under; 0 if there is none.
 ///
@@ -42,7 +42,7 @@ pub fn hello() -> Result<u64, c_int> {
 /// The errno that open returns.
 pub fn open(flags: c_int) -> Result<c_int, c_int> {
     let _blocked = sys::SignalsBlocked::new();
-    let _opening = Opening::begin().map_err(|errno| explain("MADV_WIPEONFORK memory", errno))?;
+    let opening = Opening::begin().map_err(|errno| explain("MADV_WIPEONFORK memory", errno))?;
     // SAFETY: `Opening` admits one thread at a time.
     let scratch = unsafe { &mut *SCRATCH.0.get() };
     let layers = layer::chosen()?;
@@ -56,27 +56,40 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
         }
         errno => refused(errno, 0),
     })?;
-    let connection = if token != 0 {
-        Connection::to_supervisor(token).map_err(|errno| match errno {
-            libc::ECONNREFUSED => {
-                log::error(&[Part::Text(
-                    "can't open /dev/ummunotify: this process is under the filter of a supervisor that can't be reached \
-                     (it is dead, or in another network namespace); start the process afresh",
-                )]);
-                libc::EIO
-            }
-            errno => explain("connection to the supervisor", errno),
-        })?
-    } else {
-        start(scratch)?
-    };
     let gate = if layers.inline { inline::offer() } else { 0 };
-    let ask = [flags as u32 as u64, u64::from(token == 0), gate, 0, 0, 0];
-    let mut answer =
-        connection.ask(Op::Open, ask, None, &mut scratch.reply).map_err(|errno| refused(errno, token))?;
+    let ask = |connection: &Connection, fresh: bool, scratch: &mut Scratch| {
+        let args = [flags as u32 as u64, u64::from(fresh), gate, 0, 0, 0];
+        connection.ask(Op::Open, args, None, &mut scratch.reply)
+    };
+    let mut met = None;
+    // Without a filter an earlier open has left the token of its supervisor, which may have ended since.
+    if token == 0
+        && opening.supervisor() != 0
+        && let Ok(connection) = Connection::to_supervisor(opening.supervisor())
+        && let Ok(answer) = ask(&connection, false, scratch)
+    {
+        met = Some((connection, answer));
+    }
+    let fresh = token == 0 && met.is_none();
+    let (connection, mut answer) = match met {
+        Some(met) => met,
+        None => {
+            let connection = if fresh { start(scratch)? } else { find(token)? };
+            let answer = ask(&connection, fresh, scratch).map_err(|errno| refused(errno, token))?;
+            (connection, answer)
+        }
+    };
     let opened = Opened::arrange(&mut answer, flags)?;
-    let traced =
-        token == 0 && layer::enforce(layers.net, &connection, &answer, &mut scratch.reply)? == Net::Trace;
+    if answer.args[4] & wire::WANTS_USERFAULTFD != 0 {
+        userfault::give(&connection, top(&mut scratch.stacks.0[1]))
+            .map_err(|errno| explain("userfaultfd, without which nothing would be seen,", errno))?;
+    }
+    let mut traced = false;
+    if fresh && layers.net == Net::None {
+        opening.set_supervisor(answer.args[2]);
+    } else if fresh {
+        traced = layer::enforce(layers.net, &connection, &answer, &mut scratch.reply)? == Net::Trace;
+    }
     // A tracer stops the patched calls as well.
     if opened.inline && !traced {
         inline::patch(&connection);
@@ -84,6 +97,20 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
     table::activate();
     table::note(opened.device.get(), &opened.ticket);
     Ok(opened.device.release())
+}
+
+/// Connects to the supervisor whose filter this process is under.
+fn find(token: u64) -> Result<Connection, c_int> {
+    Connection::to_supervisor(token).map_err(|errno| match errno {
+        libc::ECONNREFUSED => {
+            log::error(&[Part::Text(
+                "can't open /dev/ummunotify: this process is under the filter of a supervisor that can't be reached \
+                 (it is dead, or in another network namespace); start the process afresh",
+            )]);
+            libc::EIO
+        }
+        errno => explain("connection to the supervisor", errno),
+    })
 }
 
 /// A context that is ready but for the filter.

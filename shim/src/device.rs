@@ -16,7 +16,7 @@ use crate::context::{CleanUp, Ticket};
 use crate::door::{Answer, Buffer, Connection, Owned};
 use crate::host::ClientHost;
 use crate::memory::{self, Target};
-use crate::{bell, next, sys, table};
+use crate::{bell, next, sys, table, userfault};
 
 /// Bytes of a record.
 const RECORD: usize = size_of::<Event>();
@@ -122,7 +122,7 @@ fn register(ticket: &Ticket, fd: c_int, region: &Register) -> Result<(), c_int> 
 
 fn unregister(ticket: &Ticket, fd: c_int, cookie: u64) -> Result<(), c_int> {
     change(ticket, fd, Op::Unregister, [cookie, 0, 0, 0, 0, 0], |engine| {
-        engine.unregister(&ClientHost::new(), cookie).map_err(|error| match error {
+        engine.unregister(&ClientHost::new(), cookie).map(drop).map_err(|error| match error {
             UnregisterError::UnknownCookie => Refusal::Errno(libc::EINVAL),
             UnregisterError::Broken => Refusal::Errno(libc::EIO),
             UnregisterError::Elsewhere => Refusal::Elsewhere,
@@ -186,7 +186,10 @@ fn after_lock(counter: u64, fd: c_int, engine: &Engine) {
 
 fn remote(ticket: &Ticket, fd: c_int, op: Op, args: [u64; 6]) -> Result<(), c_int> {
     let connection = connect(ticket)?;
-    connection.ask(op, args, Some(fd), &mut Buffer::<0>::new()).map(|_| ()).map_err(failed)
+    connection
+        .ask(op, args, Some(fd), &mut Buffer::<0>::new())
+        .map(|answer| userfault::notice(answer.args[0]))
+        .map_err(failed)
 }
 
 /// One that ended while it was asked has failed as well.

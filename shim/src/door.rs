@@ -241,9 +241,9 @@ impl Connection {
     ) -> Result<Answer, c_int> {
         match self.tell(op, args, fd.as_slice()) {
             // It has closed its end, but may have said why.
-            Err(libc::EPIPE) => self.receive(buffer).and(Err(libc::ECONNRESET)),
+            Err(libc::EPIPE) => self.hear(buffer).and(Err(libc::ECONNRESET)),
             Err(errno) => Err(errno),
-            Ok(()) => self.receive(buffer),
+            Ok(()) => self.hear(buffer),
         }
     }
 
@@ -257,7 +257,11 @@ impl Connection {
         send(self.0.get(), (&raw const request).cast(), size_of::<Request>(), fds)
     }
 
-    fn receive<const N: usize>(&self, buffer: &mut Buffer<N>) -> Result<Answer, c_int> {
+    /// A reply alone.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub fn hear<const N: usize>(&self, buffer: &mut Buffer<N>) -> Result<Answer, c_int> {
         let mut control = Control::empty();
         let mut part = libc::iovec { iov_base: (&raw mut *buffer).cast(), iov_len: size_of::<Buffer<N>>() };
         // SAFETY: zero is a valid value of every field.

@@ -41,6 +41,8 @@ pub enum Net {
     Notify,
     /// ptrace.
     Trace,
+    /// None: userfaultfd alone tells.
+    None,
 }
 
 /// The layers of a process, as `emulator/src/trap/layers.rs` reads them.
@@ -58,11 +60,15 @@ pub struct Layers {
 /// The list, which names none of these or a set that can't be had: open fails.
 pub fn layers() -> Result<Layers, &'static [u8]> {
     let list = get(config::ENV_TRAP).filter(|list| !list.is_empty()).unwrap_or(b"auto");
-    let (mut inline, mut net) = (false, None);
+    let (mut inline, mut fault, mut net) = (false, false, None);
     for word in list.split(|&b| b == b',') {
         let named = match word {
             b"inline" => {
                 inline = true;
+                continue;
+            }
+            b"fault" => {
+                fault = true;
                 continue;
             }
             b"auto" => Net::Auto,
@@ -76,6 +82,7 @@ pub fn layers() -> Result<Layers, &'static [u8]> {
         net = Some(named);
     }
     match net {
+        None if fault && !inline => Ok(Layers { inline, net: Net::None }),
         None => Err(list),
         Some(Net::Trace) if inline => Err(list),
         Some(net) => Ok(Layers { inline, net }),

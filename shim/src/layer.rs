@@ -26,7 +26,7 @@ pub fn chosen() -> Result<Layers, c_int> {
             Part::Text(config::ENV_TRAP),
             Part::Text(" is "),
             Part::Bytes(list),
-            Part::Text("; it can be auto, notify, trace or inline,notify"),
+            Part::Text("; it can be auto, notify, trace or inline,notify, with or without fault, or fault alone"),
         ]);
         libc::EINVAL
     })
@@ -44,7 +44,7 @@ pub fn enforce(
     buffer: &mut Buffer<{ wire::MAX_PAYLOAD }>,
 ) -> Result<Net, c_int> {
     let refused = match net {
-        Net::Trace => None,
+        Net::Trace | Net::None => None,
         Net::Auto | Net::Notify => match filter::install(buffer.payload(program), filter::LISTENER) {
             Ok(listener) => return hand_over(connection, Owned::new(listener)).map(|()| Net::Notify),
             Err(errno) if net == Net::Auto => Some(errno),

@@ -43,6 +43,7 @@ mod program;
 mod real;
 mod sys;
 mod table;
+mod userfault;
 
 /// Asks whether a supervisor's filter was inherited: then descriptors may have been, too.
 extern "C" fn construct() {

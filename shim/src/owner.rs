@@ -9,7 +9,7 @@
 //! The page is part of our image, so that code finds it without reading where it is.
 
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::inline::List;
 use crate::sys;
@@ -21,6 +21,8 @@ pub struct Page {
     generation: AtomicU32,
     /// The process of it, so that a vfork child, whose descriptors aren't ours, can be told; 0 if unknown.
     process: AtomicU32,
+    /// Token of the supervisor of this address space, where no filter tells it; 0 if there is none.
+    supervisor: AtomicU64,
     /// Thread id of who opens the device, 0 if nobody.
     opening: AtomicU32,
     /// See [`crate::inline`].
@@ -33,6 +35,7 @@ const _: () = assert!(size_of::<Page>() == 4096);
 pub static PAGE: Page = Page {
     generation: AtomicU32::new(0),
     process: AtomicU32::new(0),
+    supervisor: AtomicU64::new(0),
     opening: AtomicU32::new(0),
     list: List::new(),
 };
@@ -115,6 +118,18 @@ impl Opening {
                 Err(holder) => sys::futex_wait(page.opening.as_ptr(), holder, 10_000_000),
             }
         }
+    }
+}
+
+impl Opening {
+    /// The supervisor that an earlier open of this address space started without a filter; 0 if none.
+    pub fn supervisor(&self) -> u64 {
+        self.0.supervisor.load(Ordering::Acquire)
+    }
+
+    /// Remembers it.
+    pub fn set_supervisor(&self, token: u64) {
+        self.0.supervisor.store(token, Ordering::Release);
     }
 }
 

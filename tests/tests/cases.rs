@@ -2,7 +2,7 @@
 //! (`tests/c/cases`): none of them happens here. Each name says what would go wrong; the report is named beside it.
 
 use std::time::Duration;
-use ummunotify_tests::{Account, Client, Mode, Stage, say};
+use ummunotify_tests::{Account, Client, Mode, Stage, say, skip};
 
 /// Nothing may hang: what takes longer than this does.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -178,6 +178,44 @@ fn an_unmapping_by_a_library_loaded_later_is_missed() {
 #[test]
 fn holes_truncation_guards_and_their_like_are_missed() {
     run("unseen_elsewhere", &[]);
+}
+
+/// The rest of it: io_uring carries operations out by itself.
+#[test]
+fn a_request_of_a_ring_is_missed() {
+    let stage = Stage::new();
+    let client = stage.client(&cases());
+    let ways = [
+        (Mode::Run, "auto"),
+        (Mode::Preload, "auto"),
+        (Mode::Run, "notify,fault"),
+        (Mode::Run, "inline,notify,fault"),
+        (Mode::Preload, "inline,auto"),
+        (Mode::Run, "trace,fault"),
+    ];
+    for account in Account::available() {
+        for (mode, layers) in ways {
+            let program = stage.program(mode, account, &client).arg("requests_of_a_ring").layers(layers);
+            let outcome = program.limit(LIMIT).run();
+            if outcome.code() == Some(77) {
+                return skip("requests of an io_uring ring", outcome.stdout.trim_end());
+            }
+            outcome.assert_success();
+            assert_eq!(
+                outcome.stdout.lines().last(),
+                Some("ok requests_of_a_ring"),
+                "{mode:?} {layers}: {outcome}"
+            );
+        }
+        // Who doesn't watch sees nothing of it, so that the others don't pass by chance.
+        let outcome = stage
+            .program(Mode::Run, account, &client)
+            .arg("requests_of_a_ring")
+            .layers("notify")
+            .limit(LIMIT)
+            .run();
+        assert!(outcome.code().is_some_and(|code| code != 0), "{outcome}");
+    }
 }
 
 /// vllm#32181, nixl#1210. A million rounds: `UMMUNOTIFY_GROWTH_ROUNDS=1000000`.

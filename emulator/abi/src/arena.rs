@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// First word of an arena, written last when it is made.
 pub const ARENA_MAGIC: u64 = 0x616e_6572_4155_4d4d;
 /// Version of everything in this module.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Entries in an index node.
 pub const FANOUT: usize = 16;
@@ -62,6 +62,9 @@ pub const ELSEWHERE_FAULT: u32 = 2;
 pub const TRAPS_RECORD: u32 = 0;
 /// [`Header::recorder`]: the opener's threads record what they can before they make a call that isn't trapped.
 pub const OPENER_RECORDS: u32 = 1;
+/// [`Header::recorder`]: the opener's threads may let pass what hits nothing; whatever hits is to be trapped, since
+/// userfaultfd tells of it too, and takes it for the trapped call's.
+pub const OPENER_PASSES: u32 = 3;
 /// [`Header::recorder`]: the context is over, its descriptors and counter mappings are gone.
 pub const NOBODY_RECORDS: u32 = 2;
 
@@ -115,8 +118,8 @@ pub struct Header {
     pub bank: AtomicU32,
     /// L. The ring that recorders append to.
     pub level: AtomicU32,
-    /// Who records what the opener's threads do: [`TRAPS_RECORD`], [`OPENER_RECORDS`] or [`NOBODY_RECORDS`].
-    /// Written by the supervisor.
+    /// Who records what the opener's threads do: [`TRAPS_RECORD`], [`OPENER_RECORDS`], [`OPENER_PASSES`] or
+    /// [`NOBODY_RECORDS`]. Written by the supervisor.
     pub recorder: AtomicU32,
     /// Contexts of the opener's address space, as the supervisor counts them: an opener that knows fewer leaves
     /// recording to the traps.
@@ -126,7 +129,10 @@ pub struct Header {
     pub rung: AtomicU32,
     /// Not 0: somebody waits for each hit (SIGIO, edge-triggered epoll). Never taken back.
     pub armed: AtomicU32,
-    reserved1: [AtomicU32; 5],
+    /// Invalidations that the counter has moved for and that aren't recorded yet, in the low 16 bits: a read waits with
+    /// LAST. The others move with each that was recorded.
+    pub announced: AtomicU32,
+    reserved1: [AtomicU32; 4],
 
     /// L. The two banks of index nodes.
     pub banks: [Bank; 2],

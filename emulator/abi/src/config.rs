@@ -5,6 +5,8 @@ pub const ENV_BACKEND: &str = "UMMUNOTIFY_BACKEND";
 /// Which layers trap, separated by commas: `auto` (default: notify if it can be had, else trace), `notify` or `trace`;
 /// and `inline` before one of the first two.
 pub const ENV_TRAP: &str = "UMMUNOTIFY_TRAP";
+/// `watch` (default) or `deny`: what is done when a process sets up an io_uring ring.
+pub const ENV_IO_URING: &str = "UMMUNOTIFY_IO_URING";
 /// Path of the `ummunotify` binary that the shim starts as supervisor.
 pub const ENV_BINARY: &str = "UMMUNOTIFY_BINARY";
 /// `off`, `error`, `warn` (default), `info` or `debug`.

@@ -9,7 +9,7 @@
 //!   and believes only who shows the descriptor.
 
 /// Version of everything in this module and of the arena's layout. Both sides refuse another's.
-pub const WIRE_VERSION: u32 = 2;
+pub const WIRE_VERSION: u32 = 3;
 
 /// `prctl` option that no kernel knows (`"UMMU"`): EINVAL where no supervisor's filter is inherited.
 pub const HELLO_PRCTL: u64 = 0x554d_4d55;
@@ -47,8 +47,8 @@ pub enum Op {
     /// address of its gate or 0.
     /// Reply descriptors: the pipe's read end, the arena, the counter (writable) and, if reply args[3] is 1,
     /// the space marker: a page to map shared, MADV_DONTFORK, for as long as the address space exists.
-    /// Reply args: context number, pipe inode, token, marker follows, [`INLINE_GRANTED`] and [`INLINE_MUNMAP`], pid
-    /// of the supervisor.
+    /// Reply args: context number, pipe inode, token, marker follows, [`INLINE_GRANTED`], [`INLINE_MUNMAP`] and
+    /// [`WANTS_USERFAULTFD`], pid of the supervisor.
     /// Payload: the filter program (`struct sock_filter`s) if one was asked for.
     Open = 1,
     /// The filter is installed. Descriptor: the listener. The reply means that the supervisor holds it.
@@ -64,7 +64,8 @@ pub enum Op {
     Attach = 5,
     /// EXCHANGE_FEATURES by a process that isn't the opener. Descriptor: the device descriptor.
     Features = 6,
-    /// REGISTER_REGION likewise, or by the opener while the arena turns it away. args: start, end, cookie.
+    /// REGISTER_REGION likewise, or by the opener while the arena turns it away. args: start, end, cookie. Reply
+    /// args: [`NOTICE_RING`] or 0.
     Register = 7,
     /// UNREGISTER_REGION likewise. args: cookie.
     Unregister = 8,
@@ -95,6 +96,10 @@ pub enum Op {
     Patch = 14,
     /// Somebody waits for each hit from now on. Descriptor: the device descriptor.
     Arm = 15,
+    /// Descriptor: a userfaultfd of the caller's address space, which the caller doesn't keep. Without one args[0] is
+    /// the errno that was had instead. Reply args: [`NOTICE_RING`] or 0; the errno if it was asked for by name and is
+    /// missing, or 0. Refused where nothing would be seen without it.
+    Userfaultfd = 16,
 }
 
 /// What is in the way of [`Op::Switch`].
@@ -145,6 +150,11 @@ impl Hurdle {
     }
 }
 
+/// In the reply to [`Op::Open`]: [`Op::Userfaultfd`] must follow.
+pub const WANTS_USERFAULTFD: u64 = 4;
+/// The process has a ring, and what of it isn't seen was said to nobody yet.
+pub const NOTICE_RING: u64 = 1;
+
 impl Op {
     /// The operation of that number.
     pub const fn from_u32(n: u32) -> Option<Self> {
@@ -164,6 +174,7 @@ impl Op {
             13 => Self::Whereabouts,
             14 => Self::Patch,
             15 => Self::Arm,
+            16 => Self::Userfaultfd,
             20 => Self::Seize,
             21 => Self::Traced,
             _ => return None,

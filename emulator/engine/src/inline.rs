@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use core::sync::atomic::fence;
 
 use ummunotify_abi::PageRange;
-use ummunotify_abi::arena::{NOBODY_RECORDS, OPENER_RECORDS, TRAPS_RECORD};
+use ummunotify_abi::arena::{NOBODY_RECORDS, OPENER_PASSES, OPENER_RECORDS, TRAPS_RECORD};
 
 use crate::lookup::exists;
 use crate::{Begin, Engine};
@@ -22,16 +22,24 @@ pub enum Recorder {
     Traps = TRAPS_RECORD,
     /// The opener's threads themselves, where they can.
     Opener = OPENER_RECORDS,
+    /// The traps, but for what hits nothing: that the opener's threads may let pass.
+    OpenerPasses = OPENER_PASSES,
     /// Nobody: the context is over.
     Nobody = NOBODY_RECORDS,
 }
 
 impl Engine {
-    /// True if the opener's threads may record, provided that they know `known` contexts.
+    /// True if the opener's threads may let a call pass that hits nothing, provided that they know `known` contexts.
     #[inline(always)]
-    pub fn opener_records(&self, known: u32) -> bool {
+    pub fn opener_looks(&self, known: u32) -> bool {
         let header = self.arena.header();
-        header.recorder.load(Acquire) == OPENER_RECORDS && header.siblings.load(Acquire) == known
+        let recorder = header.recorder.load(Acquire);
+        (recorder == OPENER_RECORDS || recorder == OPENER_PASSES) && header.siblings.load(Acquire) == known
+    }
+
+    /// True if they may record a hit as well. To be asked after [`Engine::opener_looks`].
+    pub fn opener_records(&self) -> bool {
+        self.arena.header().recorder.load(Acquire) == OPENER_RECORDS
     }
 
     /// True once the context's descriptors and counter mappings are gone.

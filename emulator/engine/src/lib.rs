@@ -50,6 +50,7 @@ pub use error::{AlreadyUsed, BadArena, ReadError, RegisterError, Stuck, Unregist
 pub use host::{Host, Port};
 pub use inline::Recorder;
 pub use read::Ending;
+use record::When;
 pub use record::{Begin, Recorded};
 pub use statistics::{Reason, Statistics};
 pub use ummunotify_abi::PageRange;
@@ -88,8 +89,8 @@ impl Engine {
         registry::register(&self.arena, host, region, cookie)
     }
 
-    /// UNREGISTER_REGION: after the return nothing of the region is reported.
-    pub fn unregister(&self, host: &impl Host, cookie: u64) -> Result<(), UnregisterError> {
+    /// UNREGISTER_REGION: after the return nothing of the region is reported. Returns where it was.
+    pub fn unregister(&self, host: &impl Host, cookie: u64) -> Result<PageRange, UnregisterError> {
         registry::unregister(&self.arena, host, cookie)
     }
 
@@ -143,7 +144,12 @@ impl Engine {
     /// Records one invalidation.
     #[inline]
     pub fn record(&self, range: PageRange) -> Recorded {
-        record::sweep(&self.arena, range, None)
+        record::sweep(&self.arena, range, When::Before)
+    }
+
+    /// As [`Engine::may_hit`], of the regions alone that were registered before `begin`.
+    pub fn may_have_hit(&self, begin: Begin, range: PageRange) -> bool {
+        record::may_have_hit(&self.arena, begin, range)
     }
 
     /// Begins an operation: to be called before its invalidations are recorded, and before anything is tested
@@ -162,7 +168,20 @@ impl Engine {
         if self.arena.header().epoch.load(Acquire) == begin.epoch {
             return Recorded::Missed;
         }
-        record::sweep(&self.arena, range, Some(begin.epoch))
+        record::sweep(&self.arena, range, When::After(begin.epoch))
+    }
+
+    /// Moves the counter for an invalidation that is certain to come while its range isn't known yet: the causing
+    /// thread goes on as soon as one asks which it is. Until [`Self::fulfil`] a read waits with LAST, for a second
+    /// at most; then everything is invalid.
+    pub fn announce(&self) -> Begin {
+        record::announce(&self.arena)
+    }
+
+    /// Tells what was announced; `None` if it was nothing. Moves the counter again only if it hits a region that
+    /// was registered or dequeued since the announcement.
+    pub fn fulfil(&self, host: &impl Host, announced: Begin, range: Option<PageRange>) -> Recorded {
+        record::fulfil(&self.arena, host, announced, range)
     }
 
     /// Makes every region invalid: all that are registered now are queued without hint. The counter goes up by

@@ -13,12 +13,15 @@ use crate::hook::step;
 use crate::host::{Host, Port};
 use crate::lock::{Guard, lock, release};
 use crate::queue::{self, Cursor};
-use crate::record::{everything, settle_everything};
+use crate::record::{await_announced, everything, outstanding, settle_everything};
 use crate::statistics::{Count, Reason, count};
 use crate::word::{State, Word, read_hint};
 
 /// How often "everything" is settled in one read before it goes on without LAST.
 const SETTLES: usize = 4;
+
+/// How often a read may find a new announcement after it has waited for one, before it answers with an older value.
+const TURNS: usize = 64;
 
 /// A region whose event is being delivered.
 #[derive(Clone, Copy)]
@@ -52,23 +55,40 @@ pub(crate) fn read<P: Port>(
 ) -> Result<usize, ReadError<P::Error>> {
     let arena = engine.arena();
     arena.header().used.store(1, Relaxed);
-    let guard = lock(arena, host).map_err(|_| ReadError::Broken)?;
-    let result = if host.is_client() && elsewhere::is_set(arena, ELSEWHERE_KMOD) {
-        Err(ReadError::Elsewhere)
-    } else {
-        read_locked(engine, &guard, room.min(MAX_RECORDS), port, ending)
-    };
-    release(arena, host, guard);
-    result
+    for turn in 1.. {
+        let patient = turn < TURNS && await_announced(arena, host);
+        let guard = lock(arena, host).map_err(|_| ReadError::Broken)?;
+        let result = if host.is_client() && elsewhere::is_set(arena, ELSEWHERE_KMOD) {
+            Err(Stopped::Failed(ReadError::Elsewhere))
+        } else {
+            read_locked(engine, &guard, room.min(MAX_RECORDS), patient, port, ending)
+        };
+        release(arena, host, guard);
+        match result {
+            Err(Stopped::Announced) => {}
+            Err(Stopped::Failed(error)) => return Err(error),
+            Ok(n) => return Ok(n),
+        }
+    }
+    Err(ReadError::Broken)
+}
+
+/// Why a read under the lock came to no result.
+enum Stopped<E> {
+    /// There is nothing to report but a counter whose last move isn't explained yet.
+    Announced,
+    /// It failed.
+    Failed(ReadError<E>),
 }
 
 fn read_locked<P: Port>(
     engine: &Engine,
     guard: &Guard,
     room: usize,
+    patient: bool,
     port: &mut P,
     ending: Ending,
-) -> Result<usize, ReadError<P::Error>> {
+) -> Result<usize, Stopped<P::Error>> {
     let arena = engine.arena();
     let header = arena.header();
 
@@ -91,16 +111,27 @@ fn read_locked<P: Port>(
             break;
         }
     }
+    // After the value: each addition that it counts is announced, or told and its hits are in the rings.
+    let outstanding = outstanding(arena);
+    let announced = patient && outstanding != 0;
+    let reported = header.reported.load(Relaxed);
+    if announced {
+        last = None;
+    } else if outstanding != 0 {
+        // Each has moved the counter once, after what was reported: an older value, for which all is told. The
+        // context stays readable.
+        last = last.map(|value| value.saturating_sub(outstanding.into()).max(reported));
+    }
 
     let mut cursor = Cursor::new(arena);
-    let moved = value != header.reported.load(Relaxed);
+    let moved = value != reported;
     if room == 0 {
         if cursor.next(arena).is_some() || moved || last.is_none() {
             return Ok(0);
         }
         cursor.commit(arena);
         port.settle(engine, engine.is_readable());
-        return Err(ReadError::NotReadable);
+        return Err(Stopped::Failed(ReadError::NotReadable));
     }
 
     let mut records = [Event::default(); MAX_RECORDS];
@@ -139,11 +170,12 @@ fn read_locked<P: Port>(
             Some(_) => {
                 cursor.commit(arena);
                 port.settle(engine, engine.is_readable());
-                return Err(ReadError::NotReadable);
+                return Err(Stopped::Failed(ReadError::NotReadable));
             }
-            None if n == 0 && ending == Ending::Open => return Err(ReadError::NotReadable),
+            None if n == 0 && announced => return Err(Stopped::Announced),
+            None if n == 0 && ending == Ending::Open => return Err(Stopped::Failed(ReadError::NotReadable)),
             // Not even one region, and everything still invalid: only a forged arena does that.
-            None if n == 0 => return Err(ReadError::Broken),
+            None if n == 0 => return Err(Stopped::Failed(ReadError::Broken)),
             None => last = None,
         }
     } else {
@@ -156,7 +188,7 @@ fn read_locked<P: Port>(
         for note in taken {
             put_back(arena, note);
         }
-        return Err(ReadError::Port(error));
+        return Err(Stopped::Failed(ReadError::Port(error)));
     }
     step();
     if !guard.holds(arena) {

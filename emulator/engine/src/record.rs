@@ -11,6 +11,7 @@ use ummunotify_abi::arena::SLOTS;
 
 use crate::arena::Arena;
 use crate::hook::step;
+use crate::host::Host;
 use crate::index::Key;
 use crate::lookup::{Chunk, Found, Unknown, collect, exists, misses};
 use crate::queue;
@@ -19,6 +20,13 @@ use crate::word::{State, Word, write_hint};
 
 /// Turns of the loop around one region's state, which moves by others' hits (three times a queueing) and reads.
 const TRIES: usize = 64;
+/// How often a reader waits, some 10 ms each time, for any announced invalidation to be told.
+const ANNOUNCED_WAITS: usize = 100;
+/// How often it waits when some are told and others announced meanwhile.
+const ANNOUNCED_TURNS: usize = 64;
+/// The part of [`Header::announced`](ummunotify_abi::arena::Header) that counts those that aren't told yet; the rest
+/// moves with each that is.
+const OUTSTANDING: u32 = 0xffff;
 /// Regions in the first look: most invalidations hit few, and the array costs.
 const FEW: usize = 8;
 /// Regions in each further look.
@@ -126,24 +134,40 @@ pub(crate) fn everything(arena: &Arena, reason: Reason) -> Recorded {
     Recorded::Everything
 }
 
-/// One invalidation: hits the regions that `range` overlaps; with `newer`, only those that were registered or
-/// dequeued after that epoch.
-#[inline]
-pub(crate) fn sweep(arena: &Arena, range: PageRange, newer: Option<u64>) -> Recorded {
-    if misses(arena, range) {
-        if newer.is_none() {
-            count(arena, Count::Misses, 1);
-        }
-        return Recorded::Missed;
-    }
-    sweep_near(arena, range, newer)
+/// When an invalidation is recorded, as seen from the operation that causes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum When {
+    /// Before it.
+    Before,
+    /// After it: only regions that were registered or dequeued after this epoch are hit.
+    After(u64),
+    /// The counter has moved for it before its range was known, at this epoch. It moves again only for a region
+    /// that was registered or dequeued since.
+    Announced(u64),
 }
 
-fn sweep_near(arena: &Arena, range: PageRange, newer: Option<u64>) -> Recorded {
+/// One invalidation: hits the regions that `range` overlaps.
+#[inline]
+pub(crate) fn sweep(arena: &Arena, range: PageRange, when: When) -> Recorded {
+    if misses(arena, range) {
+        missed(arena, when);
+        return Recorded::Missed;
+    }
+    sweep_near(arena, range, when)
+}
+
+#[inline]
+fn missed(arena: &Arena, when: When) {
+    if !matches!(when, When::After(_)) {
+        count(arena, Count::Misses, 1);
+    }
+}
+
+fn sweep_near(arena: &Arena, range: PageRange, when: When) -> Recorded {
     // While everything is invalid, all regions stand queued without hint, but for their ring entries: whoever
     // holds the lock makes these before it adds a region or reads. Nothing to add to that but the counter.
     let covered = arena.header().everything.load(Acquire) != 0;
-    let mut pass = Pass { arena, range, newer, covered, hit: false };
+    let mut pass = Pass { arena, range, when, covered, hit: false, newer: false };
     let mut few = Chunk::<FEW>::new();
     let recorded =
         pass.look(None, &mut few).and_then(|more| if more { pass.rest(few.last()) } else { Ok(()) });
@@ -152,14 +176,14 @@ fn sweep_near(arena: &Arena, range: PageRange, newer: Option<u64>) -> Recorded {
     }
     step();
     if !pass.hit {
-        if newer.is_none() {
-            count(arena, Count::Misses, 1);
-        }
+        missed(arena, when);
         return Recorded::Missed;
     }
-    arena.counter().fetch_add(1, AcqRel);
+    if pass.newer || !matches!(when, When::Announced(_)) {
+        arena.counter().fetch_add(1, AcqRel);
+    }
     count(arena, Count::Hits, 1);
-    if newer.is_some() {
+    if matches!(when, When::After(_)) {
         count(arena, Count::AfterHits, 1);
     }
     Recorded::Hit
@@ -168,9 +192,11 @@ fn sweep_near(arena: &Arena, range: PageRange, newer: Option<u64>) -> Recorded {
 struct Pass<'a> {
     arena: &'a Arena,
     range: PageRange,
-    newer: Option<u64>,
+    when: When,
     covered: bool,
     hit: bool,
+    /// A region was hit that is newer than the epoch of `when`.
+    newer: bool,
 }
 
 impl Pass<'_> {
@@ -181,18 +207,22 @@ impl Pass<'_> {
             Unknown::Corrupt => Reason::Corrupt,
         })?;
         for found in chunk.found() {
-            if let Some(newer) = self.newer {
-                let slot = self.arena.slot(found.slot).ok_or(Reason::Corrupt)?;
-                if slot.epoch.load(Acquire) <= newer {
-                    continue;
+            let newer = match self.when {
+                When::Before => false,
+                When::After(epoch) | When::Announced(epoch) => {
+                    let slot = self.arena.slot(found.slot).ok_or(Reason::Corrupt)?;
+                    slot.epoch.load(Acquire) > epoch
                 }
+            };
+            if matches!(self.when, When::After(_)) && !newer {
+                continue;
             }
             if self.covered {
-                self.hit = true;
+                (self.hit, self.newer) = (true, self.newer || newer);
                 continue;
             }
             match hit(self.arena, found, Some(self.range)) {
-                Outcome::Queued => self.hit = true,
+                Outcome::Queued => (self.hit, self.newer) = (true, self.newer || newer),
                 Outcome::Gone => {}
                 Outcome::Failed(reason) => return Err(reason),
             }
@@ -214,6 +244,70 @@ impl Pass<'_> {
     }
 }
 
+/// See [`Engine::announce`](crate::Engine::announce).
+pub(crate) fn announce(arena: &Arena) -> Begin {
+    let header = arena.header();
+    // Before the counter: who registers after this load and before the addition gets one more.
+    let begin = Begin { epoch: header.epoch.load(SeqCst) };
+    let more = |n: u32| (n & OUTSTANDING != OUTSTANDING).then(|| n + 1);
+    if header.announced.fetch_update(SeqCst, SeqCst, more).is_err() {
+        // More than tasks can be in a call at once: forged.
+        everything(arena, Reason::Corrupt);
+    }
+    step();
+    arena.counter().fetch_add(1, SeqCst);
+    count(arena, Count::Announced, 1);
+    begin
+}
+
+/// See [`Engine::fulfil`](crate::Engine::fulfil).
+pub(crate) fn fulfil(arena: &Arena, host: &impl Host, begin: Begin, range: Option<PageRange>) -> Recorded {
+    let recorded = range.map_or(Recorded::Missed, |range| sweep(arena, range, When::Announced(begin.epoch)));
+    if recorded == Recorded::Missed {
+        count(arena, Count::Vain, 1);
+    }
+    step();
+    let announced = &arena.header().announced;
+    // A reader that lost patience has taken it back.
+    let less =
+        |n: u32| (n & !OUTSTANDING).wrapping_add(OUTSTANDING + 1) | (n & OUTSTANDING).saturating_sub(1);
+    let _ = announced.fetch_update(SeqCst, SeqCst, |n| Some(less(n)));
+    host.wake(announced);
+    recorded
+}
+
+/// Announced invalidations that aren't told yet.
+pub(crate) fn outstanding(arena: &Arena) -> u32 {
+    arena.header().announced.load(SeqCst) & OUTSTANDING
+}
+
+/// Waits, for a bounded time, until nothing is announced any more; false if there always was something, though not
+/// the same.
+pub(crate) fn await_announced(arena: &Arena, host: &impl Host) -> bool {
+    let announced = &arena.header().announced;
+    let (mut waits, mut turns) = (0, 0);
+    while waits < ANNOUNCED_WAITS {
+        let seen = announced.load(SeqCst);
+        if seen & OUTSTANDING == 0 {
+            return true;
+        }
+        host.wait(announced, seen);
+        if announced.load(SeqCst) == seen {
+            waits += 1;
+        } else {
+            (waits, turns) = (0, turns + 1);
+            if turns == ANNOUNCED_TURNS {
+                return false;
+            }
+        }
+    }
+    // Whoever announced it is dead or stopped. From here on it counts as everything.
+    everything(arena, Reason::Unfulfilled);
+    announced.store(0, SeqCst);
+    host.invalidated();
+    true
+}
+
 /// True if `range` may hit a region: exact but while the index changes.
 #[inline]
 pub(crate) fn may_hit(arena: &Arena, range: PageRange) -> bool {
@@ -221,6 +315,25 @@ pub(crate) fn may_hit(arena: &Arena, range: PageRange) -> bool {
         return false;
     }
     exists(arena, range).unwrap_or(true)
+}
+
+/// The same of regions alone that were registered before `begin`.
+pub(crate) fn may_have_hit(arena: &Arena, begin: Begin, range: PageRange) -> bool {
+    let mut chunk = Chunk::<FEW>::new();
+    let mut after = None;
+    for _ in 0..=SLOTS as usize / FEW {
+        if collect(arena, Some(range), after, &mut chunk).is_err() {
+            return true;
+        }
+        if chunk.found().iter().any(|found| found.key.seq <= begin.epoch) {
+            return true;
+        }
+        if !chunk.more {
+            return false;
+        }
+        after = chunk.last();
+    }
+    true
 }
 
 /// Gives every region its ring entry after "everything is invalid". Under the lock; false if some didn't get

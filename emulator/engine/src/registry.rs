@@ -230,7 +230,8 @@ fn undo(arena: &Arena, cookie: u64, number: u32) -> Result<(), Fault> {
 }
 
 /// See [`Engine::unregister`](crate::Engine::unregister).
-pub(crate) fn unregister(arena: &Arena, host: &impl Host, cookie: u64) -> Result<(), UnregisterError> {
+pub(crate) fn unregister(arena: &Arena, host: &impl Host, cookie: u64) -> Result<PageRange, UnregisterError> {
+    let mut region = PageRange::new(0, 0);
     let done = locked(arena, host, |guard, again| {
         let header = arena.header();
         refuse_elsewhere(arena, host)?;
@@ -240,7 +241,8 @@ pub(crate) fn unregister(arena: &Arena, host: &impl Host, cookie: u64) -> Result
             return if again { Ok(()) } else { Err(Fault::Unknown) };
         };
         let slot = arena.slot(place.slot).ok_or(Fault::Corrupt)?;
-        let key = Key { start: slot.start.load(Relaxed), seq: slot.seq.load(Relaxed) };
+        region = PageRange::new(slot.start.load(Relaxed), slot.end.load(Relaxed));
+        let key = Key { start: region.start, seq: slot.seq.load(Relaxed) };
         header.in_hand.store(place.slot, Relaxed);
         step();
         if !guard.holds(arena) {
@@ -274,7 +276,7 @@ pub(crate) fn unregister(arena: &Arena, host: &impl Host, cookie: u64) -> Result
         Ok(())
     });
     match done {
-        Some(Ok(())) => Ok(()),
+        Some(Ok(())) => Ok(region),
         Some(Err(Fault::Unknown)) => Err(UnregisterError::UnknownCookie),
         Some(Err(Fault::Elsewhere)) => Err(UnregisterError::Elsewhere),
         _ => Err(UnregisterError::Broken),

@@ -30,11 +30,13 @@ pub enum Reason {
     Switched = 9,
     /// Somebody asked for it.
     Requested = 10,
+    /// An invalidation was announced, and nobody told which.
+    Unfulfilled = 11,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::IndexBusy,
         Self::SlotBusy,
         Self::QueueFull,
@@ -46,6 +48,7 @@ impl Reason {
         Self::Supervisor,
         Self::Switched,
         Self::Requested,
+        Self::Unfulfilled,
     ];
 
     /// A few words for reports.
@@ -62,6 +65,7 @@ impl Reason {
             Self::Supervisor => "supervisor replaced",
             Self::Switched => "backend switched",
             Self::Requested => "requested",
+            Self::Unfulfilled => "announced, never told",
         }
     }
 }
@@ -75,6 +79,8 @@ pub(crate) enum Count {
     Registered = 19,
     Unregistered = 20,
     Reported = 21,
+    Announced = 22,
+    Vain = 23,
 }
 
 /// What happened to a context so far. Counts may lose some when several threads count at once.
@@ -94,6 +100,10 @@ pub struct Statistics {
     pub unregistered: u64,
     /// INVAL records read.
     pub reported: u64,
+    /// Invalidations for which the counter moved before their range was known.
+    pub announced: u64,
+    /// Those of them that hit no region, so that the counter moved for nothing.
+    pub vain: u64,
     everything: [u64; Reason::ALL.len()],
 }
 
@@ -119,6 +129,8 @@ impl Statistics {
             registered: get(Count::Registered),
             unregistered: get(Count::Unregistered),
             reported: get(Count::Reported),
+            announced: get(Count::Announced),
+            vain: get(Count::Vain),
             everything,
         }
     }

@@ -5,14 +5,15 @@ use std::io::{self, Write};
 
 use ummunotify::available::{self, try_trace, yama_scope};
 use ummunotify::backend::{Backend as _, Kmod, Obstacle};
-use ummunotify::coverage::{GAPS, Layer, ROWS, Sight};
+use ummunotify::coverage::{GAPS, Layer, ROWS, Row, Sight};
 use ummunotify::shimfile::{self, Origin};
 use ummunotify::trap::layers::{Layers, Net};
 
-use super::probe::host::{self, Uffd};
+use super::probe::host;
 use super::probe::{Answer, notify};
 use super::run::own_path;
 use super::{DoctorArguments, EXIT_USAGE, Failure};
+use ummunotify_sys::uffd::{Memory, Way};
 
 /// Column at which the answers begin.
 const ANSWERS: usize = 58;
@@ -23,10 +24,10 @@ pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
         return Ok(json(&mut io::stdout().lock())?);
     }
     if options.coverage {
-        let set = |list: &str| list.parse::<Layers>().map(Layers::seen_by);
-        let layers = options.trap.as_deref().map_or_else(|| Ok(Layer::ALL.to_vec()), set);
+        let set = |list: &str| list.parse::<Layers>();
+        let layers = options.trap.as_deref().map_or_else(|| Ok(Layers::default()), set);
         let layers = layers.map_err(|e| Failure::new(EXIT_USAGE, format!("--trap: {e}")))?;
-        coverage(&layers, &mut io::stdout().lock())?;
+        coverage(&layers.seen_by(), &mut io::stdout().lock())?;
         return Ok(0);
     }
     let mut report =
@@ -39,13 +40,16 @@ pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
     report.trace_layer()?;
     report.supervisor()?;
     report.library()?;
-    report.other_layers()?;
-    report.losses()?;
+    let watched = report.fault_layer()?;
+    report.other_layers(watched)?;
+    // Without userfaultfd the gap is back.
+    report.losses(if watched { Layer::ALL } else { &[Layer::Notify] })?;
     Ok(report.verdict(module)?)
 }
 
-/// What `run` would use here: backend, layer, whether a filter picks the calls, what the emulator doesn't see with that
-/// layer, and what of that is on account of the layer alone, since a better one can't be had.
+/// What `run` would use here: backend, layer, whether a filter picks the calls, whether userfaultfd is there for rings
+/// (and whether rings are), what the emulator doesn't see with these, and what of that is on account of this host alone,
+/// since a better layer can't be had.
 fn json(out: &mut impl Write) -> io::Result<i32> {
     let module = Kmod.check().is_ok();
     let net = available::check(Net::Auto).ok();
@@ -53,20 +57,27 @@ fn json(out: &mut impl Write) -> io::Result<i32> {
     let word = |word: Option<&str>| word.map_or_else(|| "null".to_owned(), |word| format!("\"{word}\""));
     let backend = if module { Some("kmod") } else { layer.map(|_| "emulated") };
     let filter = layer.map(|layer| layer != Layer::Trace || host::trace_action().works());
-    let unseen = ROWS.iter().filter(|row| !row.notify.is_seen()).map(|row| row.key);
+    let (fault, rings) = (host::try_userfaultfd().is_ok(), host::try_io_uring().is_ok());
+    let layers: Vec<Layer> = layer.into_iter().chain(fault.then_some(Layer::Fault)).collect();
+    let is_unseen = |layers: &[Layer], row: &Row| !row.by_all(layers).is_seen();
+    let unseen = ROWS.iter().filter(|row| is_unseen(&layers, row)).map(|row| row.key);
     let gaps = || GAPS.iter().filter(|gap| layer.is_none_or(|layer| gap.is_of(layer)));
     // Keys are plain words: nothing in them needs an escape.
     let list = |keys: &mut dyn Iterator<Item = &str>| -> String {
         keys.map(|key| word(Some(key))).collect::<Vec<_>>().join(", ")
     };
-    let lost = gaps().filter(|gap| layer.is_some() && gap.by.is_some());
+    let lost = gaps().filter(|gap| layer.is_some() && gap.by.is_some()).map(|gap| gap.key);
+    let unwatched =
+        ROWS.iter().filter(|row| rings && is_unseen(&layers, row) && row.by(Layer::Fault).is_seen());
+    let lost = lost.chain(unwatched.filter(|_| layer.is_some()).map(|row| row.key));
     writeln!(
         out,
-        "{{\"backend\": {}, \"layer\": {}, \"filter\": {}, \"lost\": [{}], \"unseen\": [{}]}}",
+        "{{\"backend\": {}, \"layer\": {}, \"filter\": {}, \"lost\": [{}], \"fault\": {fault}, \"io_uring\": {rings}, \
+         \"unseen\": [{}]}}",
         word(backend),
         word(layer.map(Layer::name)),
         filter.map_or_else(|| "null".to_owned(), |filter| filter.to_string()),
-        list(&mut lost.map(|gap| gap.key)),
+        list(&mut { lost }),
         list(&mut unseen.chain(gaps().map(|gap| gap.key))),
     )?;
     Ok(i32::from(backend.is_none()))
@@ -194,23 +205,41 @@ impl<W: Write> Report<W> {
         }
     }
 
-    fn other_layers(&mut self) -> io::Result<()> {
-        self.line("\nfault: userfaultfd; no layer of this version uses it")?;
+    /// True if the layer can be had.
+    fn fault_layer(&mut self) -> io::Result<bool> {
+        self.line(
+            "\nfault: userfaultfd, used once the program has an io_uring ring, or by --trap notify,fault",
+        )?;
+        let mut best = None;
         for (name, way) in [
-            ("the plain call", Uffd::Plain),
-            ("user mode only", Uffd::UserModeOnly),
-            ("/dev/userfaultfd", Uffd::Device),
+            ("user mode only (since 5.11)", Way::UserModeOnly),
+            ("the plain call", Way::Plain),
+            ("/dev/userfaultfd (since 6.1)", Way::Device),
         ] {
-            let answer = host::userfaultfd(way);
-            self.probe(&format!("{name}: unmap, remove and remap events"), answer)?;
-            if answer.works() {
-                self.probe(
-                    &format!("{name}: files too, WP_ASYNC (since 6.7)"),
-                    host::userfaultfd_wp_async(way),
-                )?;
-                self.probe(&format!("{name}: fork events"), host::userfaultfd_fork(way))?;
-            }
+            self.probe(&format!("{name}: unmap, remove and remap events"), host::userfaultfd(way))?;
+            best = best.max(host::userfaultfd_memory(way));
         }
+        let what = match best {
+            Some(Memory::Any) => "any, by WP_ASYNC (since 6.7)",
+            Some(Memory::AnonymousAndShared) => {
+                "anonymous and shared, hugetlb; not files, text, SysV (WP_ASYNC, 6.7)"
+            }
+            Some(Memory::Anonymous) => "anonymous alone (shared and hugetlb since 5.19, others since 6.7)",
+            None => "none: what changes memory through io_uring goes unseen",
+        };
+        self.probe("memory that can be watched", what)?;
+        let alone: Vec<_> =
+            ROWS.iter().filter(|r| r.by(Layer::Fault).is_seen()).map(|r| r.operation).collect();
+        self.line(format_args!(
+            "    alone (--trap fault) it sees no more than {}; and late:\n    the memory is gone, and may be somebody \
+             else's already, when the counter moves, before the call returns.\n    Dropped pages (madvise) are told \
+             before they go, without an end.",
+            alone.join("; ")
+        ))?;
+        Ok(best.is_some())
+    }
+
+    fn other_layers(&mut self, watched: bool) -> io::Result<()> {
         self.line(
             "\nstatic programs: what they need of the above: the listener, descriptor injection and ptrace",
         )?;
@@ -223,27 +252,33 @@ impl<W: Write> Report<W> {
         self.line("\nio_uring: its rings change memory without a system call that seccomp sees")?;
         let rings = host::io_uring();
         self.probe("io_uring_setup", rings)?;
-        self.line(if rings.works() {
-            "    so a program that uses MADVISE or truncates through a ring goes unseen"
-        } else {
-            "    so this gap is closed here"
+        self.line(match (rings.works(), watched) {
+            (true, true) => {
+                "    so userfaultfd watches for MADVISE through a ring; FALLOCATE, FTRUNCATE and OPENAT with O_TRUNC \
+                 through\n    one go unseen (run --io-uring=deny refuses rings)"
+            }
+            (true, false) => {
+                "    so a program that uses MADVISE or truncates through a ring goes unseen (run --io-uring=deny \
+                 refuses rings)"
+            }
+            (false, _) => "    so this gap is closed here",
         })
     }
 
-    fn losses(&mut self) -> io::Result<()> {
+    fn losses(&mut self, layers: &[Layer]) -> io::Result<()> {
         self.line("\nReported wider or more often than the kernel module would (never less):")?;
-        for row in ROWS.iter().filter(|r| r.notify == Sight::Covered) {
+        for row in ROWS.iter().filter(|r| r.by_all(layers) == Sight::Covered) {
             self.line(format_args!("  {}\n      {}", row.operation, row.note))?;
         }
         self.line("\nNot seen by the emulator:")?;
-        for row in ROWS.iter().filter(|r| r.notify == Sight::Unseen) {
+        for row in ROWS.iter().filter(|r| r.by_all(layers) == Sight::Unseen) {
             self.line(format_args!("  {}\n      {}", row.operation, row.note))?;
         }
         for gap in GAPS {
             self.line(format_args!("  {}\n      {}", gap.what, gap.note))?;
         }
         self.line("\nBeyond system calls (only the kernel module sees these):")?;
-        for row in ROWS.iter().filter(|r| r.notify == Sight::Beyond) {
+        for row in ROWS.iter().filter(|r| r.by_all(layers) == Sight::Beyond) {
             self.line(format_args!("  {}\n      {}", row.operation, row.note))?;
         }
         Ok(())
@@ -346,9 +381,9 @@ mod tests {
     #[test]
     fn every_gap_is_named() {
         let mut r = report(vec![]);
-        r.losses().unwrap();
+        r.losses(Layer::ALL).unwrap();
         let text = String::from_utf8(r.out).unwrap();
-        for row in ROWS.iter().filter(|r| r.notify != Sight::Exact) {
+        for row in ROWS.iter().filter(|r| r.by_all(Layer::ALL) != Sight::Exact) {
             assert!(text.contains(row.operation) && text.contains(row.note), "{}", row.key);
         }
         for gap in GAPS {

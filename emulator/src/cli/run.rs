@@ -5,16 +5,18 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::Context as _;
 use ummunotify::available;
 use ummunotify::backend::{Backend as _, Choice, Kmod};
 use ummunotify::shimfile;
-use ummunotify::trap::layers::{Layers, Net};
+use ummunotify::trap::layers::{FaultLayer, Layers, Net, Rings};
 use ummunotify_abi::config;
 
 use super::command::{self, Kind, Program};
 use super::enclosure;
+use super::probe::host;
 use super::{EXIT_USAGE, Failure, LogLevel, RunArguments, complain};
 
 /// The emulator can't work here (the convention of env, nohup and timeout).
@@ -33,7 +35,11 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
     let settings = Settings::new(options)?;
     let program = command::find(name).map_err(|m| Failure::new(m.exit_code(), m.to_string()))?;
     look_at(&program)?;
-    check_backend(settings.backend, settings.layers.net).map_err(|m| Failure::new(EXIT_CANNOT, m))?;
+    let emulated = check_backend(settings.backend, settings.layers.net)
+        .map_err(|message| Failure::new(EXIT_CANNOT, message))?;
+    if emulated {
+        settings.name_losses()?;
+    }
     let binary = own_path().map_err(|error| Failure { error, code: EXIT_CANNOT })?;
     let shim = shimfile::find(&binary).map_err(|e| Failure { error: e.into(), code: EXIT_CANNOT })?;
     settings.export(&binary, &shim.path);
@@ -74,6 +80,7 @@ fn start_instead(options: &RunArguments, path: &OsStr, shown: &OsStr) -> Failure
 struct Settings {
     backend: Choice,
     layers: Layers,
+    rings: Rings,
     log: Option<LogLevel>,
     log_file: Option<PathBuf>,
     stats: bool,
@@ -88,12 +95,8 @@ impl Settings {
             (None, Some(word)) => word.parse().map_err(|e| usage(format!("{}: {e}", config::ENV_BACKEND)))?,
             (None, None) => Choice::default(),
         };
-        let inherited = std::env::var(config::ENV_TRAP).ok().filter(|layers| !layers.is_empty());
-        let layers = match (&options.trap, inherited) {
-            (Some(list), _) => list.parse().map_err(|e| usage(format!("--trap: {e}")))?,
-            (None, Some(list)) => list.parse().map_err(|e| usage(format!("{}: {e}", config::ENV_TRAP)))?,
-            (None, None) => Layers::default(),
-        };
+        let layers = chosen("--trap", options.trap.as_deref(), config::ENV_TRAP).map_err(usage)?;
+        let rings = chosen("--io-uring", options.io_uring.as_deref(), config::ENV_IO_URING).map_err(usage)?;
         let inherited = std::env::var_os(config::ENV_LOG_FILE).filter(|path| !path.is_empty());
         let named = match (&options.log_file, &inherited) {
             (Some(path), _) => Some(("--log-file", path.as_path())),
@@ -104,7 +107,7 @@ impl Settings {
             .map(|(source, path)| log_file(source, path))
             .transpose()
             .map_err(|error| Failure { error, code: EXIT_CANNOT })?;
-        Ok(Self { backend, layers, log: options.log, log_file, stats: options.stats })
+        Ok(Self { backend, layers, rings, log: options.log, log_file, stats: options.stats })
     }
 
     /// True if an open of the device gets the emulated one.
@@ -119,10 +122,40 @@ impl Settings {
     /// Puts a filter around a static program. The supervisor answers its calls of the device through a listener.
     fn enclose(&self, name: &str) -> anyhow::Result<()> {
         anyhow::ensure!(
-            self.layers.net != Net::Trace,
-            "the layer trace gives the device to dynamic programs only; use --trap notify"
+            !matches!(self.layers.net, Net::Trace | Net::None),
+            "the layer {} gives the device to dynamic programs only; use --trap notify",
+            self.layers
         );
         enclosure::enclose(name)
+    }
+
+    /// Says once what can't be seen here although it was asked for, or matters.
+    fn name_losses(&self) -> Result<(), Failure> {
+        let Layers { net, fault, .. } = self.layers;
+        if fault == FaultLayer::Off {
+            return Ok(());
+        }
+        match (host::try_userfaultfd(), net, fault) {
+            (Ok(()), Net::None, _) => complain(
+                "notice: the layer fault alone hears of an operation only when the memory is gone, and of few kinds of \
+                 them; doctor names which",
+            ),
+            (Ok(()), ..) => {}
+            (Err(e), Net::None, _) => {
+                let message = format!("--trap fault: userfaultfd: {e}; allow it, or use --trap notify");
+                return Err(Failure::new(EXIT_CANNOT, message));
+            }
+            (Err(e), _, FaultLayer::On) => complain(&format!(
+                "notice: userfaultfd can't be had here: {e}. The layer fault sees nothing: what changes memory through \
+                 io_uring goes unseen"
+            )),
+            (Err(e), ..) if self.rings != Rings::Deny && host::try_io_uring().is_ok() => complain(&format!(
+                "notice: userfaultfd can't be had here: {e}. Programs may use io_uring, and what changes memory through \
+                 it goes unseen (--io-uring=deny closes that)"
+            )),
+            (Err(_), ..) => {}
+        }
+        Ok(())
     }
 
     /// Puts all of it where the shim and the supervisor look.
@@ -131,6 +164,7 @@ impl Settings {
             (config::ENV_BINARY, binary.as_os_str().to_owned()),
             (config::ENV_BACKEND, self.backend.name().into()),
             (config::ENV_TRAP, self.layers.to_string().into()),
+            (config::ENV_IO_URING, self.rings.name().into()),
             ("LD_PRELOAD", preload(shim, std::env::var_os("LD_PRELOAD").as_deref())),
         ];
         names.extend(self.log.map(|level| (config::ENV_LOG, level.name().into())));
@@ -141,6 +175,21 @@ impl Settings {
             unsafe { std::env::set_var(name, value) };
         }
     }
+}
+
+/// What an option says, else a variable, else the default.
+fn chosen<T: Default + FromStr<Err = String>>(
+    option: &str,
+    given: Option<&str>,
+    variable: &str,
+) -> Result<T, String> {
+    let inherited = std::env::var(variable).ok().filter(|text| !text.is_empty());
+    let (name, text) = match (given, inherited) {
+        (Some(text), _) => (option, text.to_owned()),
+        (None, Some(text)) => (variable, text),
+        (None, None) => return Ok(T::default()),
+    };
+    text.parse().map_err(|e| format!("{name}: {e}"))
 }
 
 /// An absolute path that can be written to; `source` names where the path comes from.
@@ -196,11 +245,11 @@ fn look_at(program: &Program) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tries the backend that an open of the device will use, and the layer.
-fn check_backend(choice: Choice, net: Net) -> Result<(), String> {
-    let module = || Kmod.check().map_err(|obstacle| obstacle.to_string());
+/// Tries the backend that an open of the device will use, and the layer; true if it is the emulator.
+fn check_backend(choice: Choice, net: Net) -> Result<bool, String> {
+    let module = || Kmod.check().map(|()| false).map_err(|obstacle| obstacle.to_string());
     let emulator = || {
-        available::check(net).map(drop).map_err(|obstacles| {
+        available::check(net).map(|_| true).map_err(|obstacles| {
             let lines: Vec<String> = obstacles.iter().map(ToString::to_string).collect();
             lines.join("; and ")
         })
@@ -259,5 +308,15 @@ mod tests {
         assert_eq!(list(""), "/x/shim.so");
         assert_eq!(list("a.so b.so"), "/x/shim.so:a.so:b.so");
         assert_eq!(list("a.so:/x/shim.so"), "/x/shim.so:a.so");
+    }
+
+    #[test]
+    fn only_layers_that_exist_are_taken() {
+        let taken = |text: &str| chosen::<Layers>("--trap", Some(text), "UMMUNOTIFY_TRAP_OF_NOBODY");
+        assert_eq!(taken("notify,fault").map(|layers| layers.to_string()).as_deref(), Ok("notify,fault"));
+        for layers in ["", "notify,trap", "notify,"] {
+            assert!(taken(layers).is_err_and(|e| e.starts_with("--trap: there are the layers")), "{layers}");
+        }
+        assert_eq!(chosen::<Layers>("--trap", None, "UMMUNOTIFY_TRAP_OF_NOBODY"), Ok(Layers::default()));
     }
 }

@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{Event, MAX_RECORDS};
-use ummunotify_abi::wire::{self, Hurdle, Op};
+use ummunotify_abi::wire::{self, Hurdle, NOTICE_RING, Op, WANTS_USERFAULTFD};
 use ummunotify_engine::{Engine, Port};
 
 use super::context::Context;
+use super::fault;
 use super::host::SupervisorHost;
 use super::log;
 use super::recorder::Recorder;
+use super::rings;
 use super::settle;
 use super::shared::{Message, Shared};
 use super::socket::{Asked, Connection, Peer};
@@ -26,6 +28,7 @@ use super::task;
 use crate::target::maps;
 use crate::trap::filter::Filter;
 use crate::trap::policy::Policy;
+use crate::trap::{FaultLayer, Net};
 use ummunotify_inline::{IMAGE_BASE, IMAGE_SPAN};
 use ummunotify_sys::notify::Listener;
 
@@ -84,8 +87,11 @@ pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance, crowd
                 connection.reply(0, [0; 6], &[], &[])
             }),
             Op::Features | Op::Register | Op::Unregister | Op::Read => {
-                with_context(shared, &asked, |context, space| call(connection, context, space, &asked))
+                with_context(shared, &asked, |context, space| {
+                    call(shared, connection, context, space, &asked)
+                })
             }
+            Op::Userfaultfd => userfaultfd(shared, connection, peer, asked),
             Op::Switch => switch(shared, connection, peer, asked),
             Op::Device => device(shared, connection, peer, asked),
             Op::Whereabouts => whereabouts(shared, connection, peer, &asked),
@@ -135,7 +141,7 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
     let context = Arc::new(context);
     let (space, new) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
     let offered = (IMAGE_BASE..IMAGE_BASE + IMAGE_SPAN).contains(&gate).then_some(gate);
-    let filter = if needs_filter != 0 {
+    let filter = if needs_filter != 0 && shared.layers.net != Net::None {
         let gate = *shared.let_through.get_or_init(|| offered);
         Filter::bytes(&Filter::build(&Policy { gate, device: None }))
     } else {
@@ -152,9 +158,14 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
     }
     let [arena, counter] = context.shared_memory();
     let fds = [device.as_fd(), arena, counter, space.marker()];
+    shared.add(&space, &context);
+    let wants = shared.layers.fault != FaultLayer::Off && space.lacks_userfaultfd();
+    space.watch_context(&context, &shared.kernel);
+    if wants {
+        granted |= WANTS_USERFAULTFD;
+    }
     let args =
         [context.number, context.inode, shared.token, u64::from(new), granted, std::process::id().into()];
-    shared.add(&space, &context);
     log::info!("process {}: opened context {}", peer.pid, context.number);
     connection.reply(0, args, &filter, &fds[..if new { 4 } else { 3 }])
 }
@@ -235,6 +246,8 @@ fn traced(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -
 fn trap_is_set(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Result<()> {
     let left = settle::settle(shared, peer.pid);
     let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
+    // Only now no thread can get a ring unseen.
+    expect_ring(shared, &space);
     if let Ok(table) = task::mappings(peer.pid, &shared.kernel) {
         space.set_heap_end(maps::heap_end(&table).unwrap_or(0));
     }
@@ -268,6 +281,44 @@ fn follow(pid: u32, space: Arc<Space>, left: Vec<u32>) {
     }
 }
 
+/// A client gives the userfaultfd of its address space, or says that it has none to give.
+fn userfaultfd(shared: &Shared, connection: &Connection, peer: Peer, asked: Asked) -> nix::Result<()> {
+    let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
+    let adopted = match <[OwnedFd; 1]>::try_from(asked.fds) {
+        Ok([fd]) => space.fault.adopt(fd).map_err(|e| errno_of(&e)),
+        Err(_) => Err(Errno::from_raw(i32::try_from(asked.args[0]).unwrap_or(libc::EPROTO))),
+    };
+    let mut missing = 0;
+    match (adopted, shared.layers.fault) {
+        (Ok(()), FaultLayer::On) => space.watch_registered(&shared.kernel).map_err(|e| errno_of(&e))?,
+        (Err(e), FaultLayer::On) => {
+            fault::say_missing(&space, e, "the layer fault was asked for");
+            if shared.layers.net == Net::None {
+                return Err(e);
+            }
+            missing = e as u64;
+        }
+        // Whether it matters shows when there is a ring.
+        (Ok(()) | Err(_), _) => {}
+    }
+    expect_ring(shared, &space);
+    connection.reply(0, [notice(&space), missing, 0, 0, 0, 0], &[], &[])
+}
+
+/// Puts the fault layer on if the process has a ring already.
+fn expect_ring(shared: &Shared, space: &Arc<Space>) {
+    if shared.layers.fault == FaultLayer::Off || !rings::has_ring(space.pid) {
+        return;
+    }
+    if let Err(e) = space.expect_bypass(&shared.kernel) {
+        fault::say_missing(space, errno_of(&e), "it has an io_uring ring");
+    }
+}
+
+fn notice(space: &Space) -> u64 {
+    if space.fault.take_notice() { NOTICE_RING } else { 0 }
+}
+
 /// Tells a holder what it holds; the opener also gets back what it needs to use the arena itself.
 fn attach(
     shared: &Shared,
@@ -292,22 +343,37 @@ fn is_opener(shared: &Shared, peer: Peer, space: &Space) -> bool {
 
 /// A call of the device by somebody else than the opener, or while the opener may not do it itself.
 fn call(
+    shared: &Shared,
     connection: &Connection,
     context: &Arc<Context>,
     space: &Arc<Space>,
     asked: &Asked,
 ) -> nix::Result<()> {
     let host = SupervisorHost::new(Arc::clone(space), Arc::clone(context));
-    let recorder = context.recorder();
     let [first, second, third, ..] = asked.args;
+    if asked.op == Op::Register {
+        space.await_calls(PageRange::new(first, second));
+    }
+    let recorder = context.recorder();
     let done = |result: nix::Result<()>| match result {
         Ok(()) => connection.reply(0, [0; 6], &[], &[]),
         Err(e) => connection.refuse(e),
     };
     match asked.op {
         Op::Features => done(context.engine.exchange_features().map_err(|_| Errno::EINVAL)),
-        Op::Register => done(recorder.register(context, &host, PageRange::new(first, second), third)),
-        Op::Unregister => done(recorder.unregister(context, &host, first)),
+        Op::Register => {
+            let region = PageRange::new(first, second);
+            match recorder.register(context, &host, region, third) {
+                Ok(()) => {
+                    space.region_added(region, &shared.kernel);
+                    connection.reply(0, [notice(space), 0, 0, 0, 0, 0], &[], &[])
+                }
+                Err(e) => connection.refuse(e),
+            }
+        }
+        Op::Unregister => done(recorder.unregister(context, &host, first).map(|region| {
+            space.region_removed(region, &shared.kernel);
+        })),
         Op::Read => {
             let room = usize::try_from(first).unwrap_or(MAX_RECORDS).min(MAX_RECORDS);
             match recorder.read(context, &host, room, &mut RemotePort { connection, context }) {

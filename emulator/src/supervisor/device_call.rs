@@ -16,7 +16,7 @@ use super::context::{Context, lock};
 use super::desk::{self, Visit};
 use super::host::SupervisorHost;
 use super::log;
-use super::open_call::{Puppet, descriptor_errno, free_number};
+use super::open_call::{Puppet, descriptor_errno, free_number, say_notice};
 use super::shared::Shared;
 use super::sleepers::{self, Sleeper, Slept};
 use super::space::Space;
@@ -96,19 +96,21 @@ impl Used<'_> {
                 if !self.caller.waits() {
                     return Err(Errno::EINTR);
                 }
-                self.context.recorder().register(
-                    &self.context,
-                    &self.host(),
-                    PageRange::new(start, end),
-                    cookie,
-                )
+                let region = PageRange::new(start, end);
+                self.space.await_calls(region);
+                self.context.recorder().register(&self.context, &self.host(), region, cookie)?;
+                self.space.region_added(region, &self.shared.kernel);
+                say_notice(self.caller, &self.space);
+                Ok(())
             }
             UNREGISTER_REGION => {
                 let [cookie] = self.caller.memory().words::<1>(argument)?;
                 if !self.caller.waits() {
                     return Err(Errno::EINTR);
                 }
-                self.context.recorder().unregister(&self.context, &self.host(), cookie)
+                let region = self.context.recorder().unregister(&self.context, &self.host(), cookie)?;
+                self.space.region_removed(region, &self.shared.kernel);
+                Ok(())
             }
             _ => Err(Errno::ENOTTY),
         }

@@ -19,20 +19,25 @@ use ummunotify_sys::process;
 use self::home::Home;
 use self::trace::Tracer;
 pub use self::trace::block_signal as block_child_signal;
+use super::caller::Caller;
 use super::clerk::{self, Entrance};
 use super::context::Context;
 use super::crowded::CrowdedTarget;
 use super::desk::Desk;
+use super::fault;
 use super::gate::Held;
 use super::log;
+use super::open_call;
 use super::shared::{Message, Shared};
 use super::socket::{Connection, Door};
 use super::space::Space;
 use super::task;
 use super::worker::{Finding, Job};
+use crate::target::{ProcessTarget, Target as _};
 use crate::trap::device::DeviceCall;
 use crate::trap::effect::{Effect, effect};
 use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
+use crate::trap::{FaultLayer, Rings};
 
 /// What an epoll event is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,6 +97,8 @@ struct Trapped {
     /// Kernel thread id of the task in our pid namespace; 0 if it isn't visible there.
     tid: u32,
     call: Syscall,
+    /// Address behind the entry instruction; 0 where the tracer stopped it.
+    behind: u64,
 }
 
 impl From<&Notification> for Trapped {
@@ -100,6 +107,7 @@ impl From<&Notification> for Trapped {
             held: Held::Notified(call.id),
             tid: call.tid,
             call: Syscall { arch: call.arch, nr: call.nr, args: call.args },
+            behind: call.instruction_pointer,
         }
     }
 }
@@ -364,9 +372,10 @@ impl MainLoop {
         }
         if std::env::var(ummunotify_abi::config::ENV_STATS).is_ok_and(|v| v == "1") {
             super::log::print(format_args!(
-                "process {}, context {number}: {}",
+                "process {}, context {number}: {}{}",
                 space.pid,
-                summary(&context.engine.statistics())
+                summary(&context.engine.statistics()),
+                unwatched(&space)
             ));
         }
         log::info!("context {number} of process {} is closed", space.pid);
@@ -418,17 +427,30 @@ impl MainLoop {
                 for space in &job.candidates {
                     space.stuck.store(true, Ordering::Release);
                 }
-                self.give_up(&job.candidates, job.held, &job.spared);
+                self.give_up(&job.candidates, job.held, job.tid, &job.operation, &job.spared);
             }
         }
         self.desk.deadlines(&self.shared);
     }
 
-    fn give_up(&self, spaces: &[Arc<Space>], held: Held, spared: &[u64]) {
+    fn give_up(&self, spaces: &[Arc<Space>], held: Held, tid: u32, operation: &Operation, spared: &[u64]) {
         for space in spaces {
             space.invalidate_all_but(Reason::Deadline, spared);
+            space.fault.recorded(tid, &[PageRange::ALL]);
         }
-        self.shared.gate.recorded(held, spaces, &[PageRange::ALL]);
+        let off: Vec<_> = spaces.iter().filter(|s| !s.fault.passes(tid, operation)).map(Arc::clone).collect();
+        let Some(range) = operation.fails_on_watched().filter(|_| !off.is_empty()) else {
+            self.shared.gate.recorded(held, spaces, &[PageRange::ALL]);
+            return;
+        };
+        // It would fail. This can wait for the target, and delays that one alone.
+        let spared = spared.to_vec();
+        self.aside(held, spaces.to_vec(), PageRange::ALL, move |shared| {
+            for space in off {
+                space.take_off(tid, range, Some(PageRange::ALL), &spared, &shared.kernel);
+                space.tend(&shared.kernel);
+            }
+        });
     }
 
     /// Lets a call go on that invalidates nothing in any space.
@@ -480,6 +502,20 @@ impl MainLoop {
         }
     }
 
+    /// Has a call fail that isn't made.
+    fn deny(&mut self, held: Held, errno: i32) {
+        match held {
+            Held::Notified(id) => {
+                self.shared.gate.listener_says(|listener| listener.answer(id, -i64::from(errno)));
+            }
+            Held::Traced { tid, .. } => {
+                self.tracer.skip(tid);
+                self.tracer.set_result(tid, -i64::from(errno));
+                self.proceed(held);
+            }
+        }
+    }
+
     /// Handles a call that is none of the device's.
     fn trapped(&mut self, trapped: Trapped) {
         let Trapped { held, tid, .. } = trapped;
@@ -500,8 +536,20 @@ impl MainLoop {
             Decoded::Fork(_) => self.members.clear(),
             _ => {}
         }
+        if decoded == Decoded::NewRing && self.shared.rings == Rings::Deny {
+            log::info!("task {tid}: io_uring_setup is denied");
+            return self.deny(held, libc::EPERM);
+        }
         let home = self.home(tid, matches!(held, Held::Traced { .. }));
         match (decoded, home) {
+            (Decoded::NewRing, Home::Space(space)) => self.before_ring(&trapped, vec![space]),
+            (Decoded::NewRing, Home::Perhaps(spaces)) => self.before_ring(&trapped, spaces),
+            (Decoded::OwnWatch { argument }, Home::Space(space)) => {
+                self.before_own_watch(&trapped, argument, vec![space]);
+            }
+            (Decoded::OwnWatch { argument }, Home::Perhaps(spaces)) => {
+                self.before_own_watch(&trapped, argument, spaces);
+            }
             (Decoded::Exec, home) => {
                 // A tracer hears of the execve that has succeeded.
                 if matches!(held, Held::Notified(_)) {
@@ -551,6 +599,10 @@ impl MainLoop {
     /// Lets the call run at once if it can hit nothing; else hands it to a worker.
     fn operation(&mut self, call: Trapped, spaces: Vec<Arc<Space>>, proof: bool, operation: Operation) {
         let Trapped { held, tid, .. } = call;
+        for space in spaces.iter().filter(|_| self.shared.layers.fault != FaultLayer::Off) {
+            let reach = operation.reach_with_heap(space.heap_limit());
+            space.fault.begin(tid, &operation, reach, &space.contexts());
+        }
         // Before anything is decided by it: who is spared now is spared until the call is let go.
         let mut spared = Vec::new();
         spaces.iter().for_each(|s| s.spare(tid, &mut spared));
@@ -566,21 +618,24 @@ impl MainLoop {
             spaces.iter().for_each(|s| s.heap_asked(end));
         }
         self.note_lingering(&spaces, operation.reach());
-        if !may_hit {
+        let in_the_way = self.shared.layers.fault != FaultLayer::Off
+            && spaces.iter().any(|s| !s.fault.passes(tid, &operation));
+        if !may_hit && !in_the_way {
             let reach: Vec<_> = reach.ranges().collect();
             self.shared.gate.answer(held, &spaces, &reach);
             return;
         }
-        if let ([space], false) = (spaces.as_slice(), proof)
+        if let ([space], false) = (spaces.as_slice(), proof || in_the_way)
             && let Some(pieces) = self.known_at_once(tid, space, &operation)
         {
             log::debug!("task {tid}: {operation:?}: {pieces:x?}");
             space.record(&pieces, &spared);
+            space.fault.recorded(tid, &pieces);
             self.shared.gate.recorded(held, &spaces, &pieces);
             return;
         }
         if spaces.iter().any(|s| s.stuck.load(Ordering::Acquire)) {
-            self.give_up(&spaces, held, &spared);
+            self.give_up(&spaces, held, tid, &operation, &spared);
             return;
         }
         // A switch that waits for a call which it spared must see it where it is.
@@ -591,7 +646,7 @@ impl MainLoop {
         if job.candidates.first().is_some_and(|s| s.submit(Arc::clone(&job))) {
             self.pending.push_back(job);
         } else {
-            self.give_up(&job.candidates, held, &job.spared);
+            self.give_up(&job.candidates, held, tid, &job.operation, &job.spared);
         }
     }
 
@@ -617,6 +672,108 @@ impl MainLoop {
             self.members.remove(&other);
         }
         None
+    }
+
+    /// A ring is about to be set up: the call waits until userfaultfd watches. That can wait for the target's
+    /// mapping lock, as the call's own mappings would.
+    fn before_ring(&self, call: &Trapped, spaces: Vec<Arc<Space>>) {
+        let Trapped { held, .. } = *call;
+        if self.shared.layers.fault == FaultLayer::Off
+            || spaces.iter().all(|s| s.fault.is_on() && s.fault.bypass())
+        {
+            self.proceed(held);
+            return;
+        }
+        if let ([space], Held::Notified(id)) = (spaces.as_slice(), held)
+            && space.lacks_userfaultfd_of_a_shim()
+        {
+            return self.before_ring_without_shim(call, id, Arc::clone(space));
+        }
+        self.aside(held, Vec::new(), PageRange::ALL, move |shared| {
+            for space in &spaces {
+                if let Err(e) = space.expect_bypass(&shared.kernel) {
+                    let errno = e.raw_os_error().map_or(nix::Error::EIO, nix::Error::from_raw);
+                    fault::say_missing(space, errno, "it sets up an io_uring ring");
+                }
+            }
+        });
+    }
+
+    /// The same where no shim has given a userfaultfd: the program is made to.
+    fn before_ring_without_shim(&self, call: &Trapped, id: u64, space: Arc<Space>) {
+        let shared = Arc::clone(&self.shared);
+        let call = Notification {
+            id,
+            tid: call.tid,
+            arch: call.call.arch,
+            nr: call.call.nr,
+            args: call.call.args,
+            instruction_pointer: call.behind,
+        };
+        let started =
+            std::thread::Builder::new().name("aside".into()).stack_size(256 * 1024).spawn(move || {
+                let Some(listener) = shared.gate.listener.get() else { return };
+                let caller = Caller { call: &call, listener };
+                if !open_call::before_ring(&shared, &caller, &space) {
+                    caller.proceed();
+                }
+            });
+        if let Err(e) = started {
+            log::warning!("can't start a thread: {e}; userfaultfd may miss what is to come");
+            self.shared.gate.listener_says(|listener| listener.proceed(id));
+        }
+    }
+
+    /// A userfaultfd of the application is about to watch something: ours steps aside, for a range can have one only.
+    fn before_own_watch(&self, call: &Trapped, argument: u64, spaces: Vec<Arc<Space>>) {
+        if spaces.iter().all(|s| !s.fault.is_on()) {
+            self.proceed(call.held);
+            return;
+        }
+        let tid = call.tid;
+        self.aside(call.held, Vec::new(), PageRange::ALL, move |shared| {
+            let mut target = ProcessTarget::new(tid.cast_signed(), true, &shared.kernel);
+            let mut words = [0u8; 16];
+            let range = match target.read_memory(argument, &mut words) {
+                Ok(()) => {
+                    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| words[at + i]));
+                    PageRange::new(word(0), word(0).saturating_add(word(8)))
+                }
+                Err(_) => PageRange::ALL,
+            };
+            for space in &spaces {
+                if space.give_away(range, &shared.kernel) {
+                    log::warning!(
+                        "process {}: a userfaultfd of its own watches [{:#x},{:#x}): ours doesn't any more, and what \
+                         io_uring changes there goes unseen",
+                        space.pid,
+                        range.start,
+                        range.end
+                    );
+                }
+            }
+        });
+    }
+
+    /// Does something that can wait for a target on a thread of its own, before a call goes on.
+    /// It goes on as one that was recorded in `spaces` as `piece`.
+    fn aside(
+        &self,
+        held: Held,
+        spaces: Vec<Arc<Space>>,
+        piece: PageRange,
+        work: impl FnOnce(&Shared) + Send + 'static,
+    ) {
+        let (shared, theirs) = (Arc::clone(&self.shared), spaces.clone());
+        let started =
+            std::thread::Builder::new().name("aside".into()).stack_size(256 * 1024).spawn(move || {
+                work(&shared);
+                shared.gate.recorded_elsewhere(held, &theirs, &[piece]);
+            });
+        if let Err(e) = started {
+            log::warning!("can't start a thread: {e}; userfaultfd may miss what is to come");
+            self.shared.gate.recorded(held, &spaces, &[piece]);
+        }
     }
 
     /// A closed context whose counter may be unmapped by this call is looked at again soon.
@@ -664,6 +821,12 @@ fn summary(statistics: &Statistics) -> String {
         statistics.hits,
         statistics.reported
     );
+    if statistics.announced > 0 {
+        line += &format!(
+            "; {} told by userfaultfd alone, {} of them hit nothing",
+            statistics.announced, statistics.vain
+        );
+    }
     for reason in Reason::ALL {
         let times = statistics.everything(reason);
         if times > 0 {
@@ -671,4 +834,11 @@ fn summary(statistics: &Statistics) -> String {
         }
     }
     line
+}
+
+fn unwatched(space: &Space) -> String {
+    match space.fault.unwatched() {
+        0 => String::new(),
+        n => format!("; userfaultfd couldn't watch {n} times"),
+    }
 }

@@ -3,8 +3,9 @@
 //! Threads: the main loop receives trapped calls, from the filter's listener or as tracer, and answers all that
 //! need no look at the target; a worker per address space looks at targets ([`worker`]); a clerk per connection
 //! serves shims ([`clerk`]); the desk serves trapped calls of the device, of programs without a shim ([`desk`]), and
-//! wakes those who sleep in one ([`sleepers`]). They share [`shared::Shared`] and talk by channels; [`gate`] lets
-//! calls go on. Nothing of a target, and nothing in an arena, is trusted.
+//! wakes those who sleep in one ([`sleepers`]); where the fault layer is on, a watcher per address space reads its
+//! events ([`watcher`]). They share [`shared::Shared`] and talk by channels; [`gate`] lets calls go on. Nothing of a
+//! target, and nothing in an arena, is trusted.
 //!
 //! Life: it ends when no task has the filter any more (the listener reports `POLLHUP`), none is traced, and the
 //! last reference of every context is gone; not when the client that started it dies, since descendants still
@@ -21,12 +22,15 @@ mod context;
 mod crowded;
 mod desk;
 mod device_call;
+mod fault;
 mod gate;
 mod host;
 pub mod log;
 mod main_loop;
 mod open_call;
+mod ranges;
 mod recorder;
+mod rings;
 mod settle;
 mod shared;
 mod sleepers;
@@ -34,12 +38,14 @@ mod socket;
 mod space;
 mod switch;
 mod task;
+mod watcher;
 mod worker;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nix::mount::{MsFlags, mount};
+use ummunotify_abi::config;
 
 use crate::trap::policy::Band;
 
@@ -54,10 +60,19 @@ pub fn run(control: OwnedFd, device: Option<Band>) -> anyhow::Result<()> {
     detach();
     main_loop::block_child_signal();
     see_own_processes()?;
-    let shared = Arc::new(shared::Shared::new(device)?);
+    let (layers, rings) = (setting(config::ENV_TRAP)?, setting(config::ENV_IO_URING)?);
+    let shared = Arc::new(shared::Shared::new(device, layers, rings)?);
     let mut main_loop = main_loop::MainLoop::new(Arc::clone(&shared))?;
     main_loop.serve_connection(socket::Connection::new(control), clerk::Entrance::Control);
     main_loop.run()
+}
+
+/// What a variable says; its default without it.
+fn setting<T: Default + std::str::FromStr<Err = String>>(name: &str) -> anyhow::Result<T> {
+    match std::env::var(name) {
+        Ok(text) if !text.is_empty() => text.parse().map_err(|e| anyhow::anyhow!("{name}: {e}")),
+        _ => Ok(T::default()),
+    }
 }
 
 /// Makes sure that /proc shows the pid namespace that we count in. In a container whose /proc is another

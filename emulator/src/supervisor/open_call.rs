@@ -4,23 +4,28 @@
 //! mapped by the program itself: it is made to, by ptrace, before the open returns.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::errno::Errno;
 use ummunotify_abi::device::PATH;
 use ummunotify_abi::range::PAGE_SIZE;
-use ummunotify_sys::ptrace;
+use ummunotify_sys::{ptrace, uffd};
 
 use super::caller::Caller;
 use super::clerk::errno_of;
 use super::context::{Context, lock};
 use super::desk::{self, Visit};
+use super::fault;
 use super::log;
+use super::rings;
 use super::shared::Shared;
+use super::space::Space;
 use super::task;
 use crate::target::maps;
+use crate::trap::FaultLayer;
 use crate::trap::device::OpenFlags;
+use crate::trap::policy::ARCH_X86_64;
 
 /// Serves an open.
 pub fn serve(shared: &Arc<Shared>, caller: &Caller<'_>, visit: &Visit, path: u64, flags: OpenFlags) {
@@ -100,14 +105,22 @@ fn open(shared: &Arc<Shared>, caller: &Caller<'_>, flags: i32) -> nix::Result<()
     let (space, new) = shared.space_of(process).map_err(|e| errno_of(&e))?;
     let at = free_number(shared, caller, 0).ok_or(Errno::EMFILE)?;
     shared.add(&space, &context);
-    if new {
+    let has_ring = shared.layers.fault != FaultLayer::Off && rings::has_ring(process);
+    let watch = (has_ring || shared.layers.fault == FaultLayer::On) && space.lacks_userfaultfd();
+    if new || watch {
         let marked = ptrace::apart(|| {
             let mut held = Puppet::seize(caller)?;
-            let marker = held.inject(space.marker(), None, true)?;
+            let marker = if new { Some(held.inject(space.marker(), None, true)?) } else { None };
             let number = held.inject(device.as_fd(), Some(at), cloexec)?;
             held.make_calls(|call| {
-                let result = mark(call, marker);
-                let _ = call(libc::SYS_close, [marker as u64, 0, 0, 0, 0, 0]);
+                let mut result = Ok(0);
+                if let Some(marker) = marker {
+                    result = mark(call, marker);
+                    let _ = call(libc::SYS_close, [marker as u64, 0, 0, 0, 0, 0]);
+                }
+                if watch && matches!(result, Ok(0)) {
+                    self::watch(shared, &space, process, has_ring, call);
+                }
                 match result? {
                     0 => Ok(number.into()),
                     refused => {
@@ -119,16 +132,97 @@ fn open(shared: &Arc<Shared>, caller: &Caller<'_>, flags: i32) -> nix::Result<()
         });
         marked.and_then(|done| done).map_err(|e| errno_of(&e))?;
     } else {
+        space.watch_context(&context, &shared.kernel);
         caller
             .listener
             .inject_answer(caller.call.id, device.as_fd(), Some(at), cloexec)
             .map_err(|e| descriptor_errno(&e))?;
     }
+    say_notice(caller, &space);
     if let Ok(table) = task::mappings(process, &shared.kernel) {
         space.set_heap_end(maps::heap_end(&table).unwrap_or(0));
     }
     log::info!("process {process}: opened context {} at descriptor {at}", context.number);
     Ok(())
+}
+
+/// What a program with a ring is told once.
+const RINGS_NOTICE: &str = "this process uses io_uring. MADVISE through its rings is seen; FALLOCATE, FTRUNCATE and OPENAT \
+                            with O_TRUNC through a ring aren't, nor is a ring that another process made (run \
+                            --io-uring=deny closes that)";
+
+/// Tells a program without a shim what of its rings isn't seen, once.
+pub fn say_notice(caller: &Caller<'_>, space: &Space) {
+    if space.fault.take_notice() {
+        caller.explain(format_args!("{RINGS_NOTICE}"));
+    }
+}
+
+/// Has a program without a shim make a userfaultfd for us, and puts the fault layer on; says it if that can't be had.
+/// The descriptor is closed there at once: a fork of another thread in these microseconds copies it, which matters
+/// only for requests of a ring after the death of this process.
+fn watch(
+    shared: &Shared,
+    space: &Arc<Space>,
+    process: u32,
+    has_ring: bool,
+    call: &mut dyn FnMut(i64, [u64; 6]) -> io::Result<i64>,
+) {
+    let done = take_userfaultfd(process, call).and_then(|fd| space.fault.adopt(fd)).and_then(|()| {
+        if has_ring { space.expect_bypass(&shared.kernel) } else { space.watch_registered(&shared.kernel) }
+    });
+    if let Err(e) = done {
+        let why = if has_ring { "it has an io_uring ring" } else { "the layer fault was asked for" };
+        fault::say_missing(space, errno_of(&e), why);
+    }
+}
+
+fn take_userfaultfd(
+    process: u32,
+    call: &mut dyn FnMut(i64, [u64; 6]) -> io::Result<i64>,
+) -> io::Result<OwnedFd> {
+    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
+    let mut made = call(libc::SYS_userfaultfd, [flags | uffd::USER_MODE_ONLY, 0, 0, 0, 0, 0])?;
+    if made < 0 {
+        let first = made;
+        made = call(libc::SYS_userfaultfd, [flags, 0, 0, 0, 0, 0])?;
+        if made < 0 {
+            return Err(io::Error::from_raw_os_error(-first as i32));
+        }
+    }
+    let taken = ummunotify_sys::process::pidfd_open(process)
+        .and_then(|pidfd| ummunotify_sys::process::pidfd_getfd(&pidfd, made as i32));
+    call(libc::SYS_close, [made.cast_unsigned(), 0, 0, 0, 0, 0])?;
+    taken
+}
+
+/// A program without a shim is about to get a ring: it is watched before it has it. Answers the call; false if that is
+/// left to the caller.
+pub fn before_ring(shared: &Shared, caller: &Caller<'_>, space: &Arc<Space>) -> bool {
+    let Some(process) = caller.process() else { return false };
+    if caller.call.arch != ARCH_X86_64 {
+        // It could be made to make calls of this entry only.
+        fault::say_missing(space, Errno::ENOSYS, "it sets up an io_uring ring by the 32-bit entry");
+        return false;
+    }
+    let done = ptrace::apart(|| {
+        let held = Puppet::seize(caller)?;
+        held.make_calls(|call| {
+            watch(shared, space, process, true, call);
+            // Trapped like the first, and let go at once.
+            call(caller.call.nr.into(), caller.call.args)
+        })
+    });
+    match done.and_then(|done| done) {
+        Ok(()) => {
+            say_notice(caller, space);
+            true
+        }
+        Err(e) => {
+            fault::say_missing(space, errno_of(&e), "it sets up an io_uring ring");
+            false
+        }
+    }
 }
 
 /// Maps the marker as a shim does: no forked copy has it, nor the next program image. 0 or a negative errno.

@@ -56,9 +56,14 @@ impl Recorder {
         })
     }
 
-    /// UNREGISTER_REGION.
-    pub fn unregister(&self, context: &Context, host: &SupervisorHost, cookie: u64) -> nix::Result<()> {
-        context.engine.unregister(host, cookie).map_err(|e| match e {
+    /// UNREGISTER_REGION; where the region was.
+    pub fn unregister(
+        &self,
+        context: &Context,
+        host: &SupervisorHost,
+        cookie: u64,
+    ) -> nix::Result<PageRange> {
+        let region = context.engine.unregister(host, cookie).map_err(|e| match e {
             UnregisterError::UnknownCookie => Errno::EINVAL,
             UnregisterError::Elsewhere | UnregisterError::Broken => Errno::EIO,
         })?;
@@ -66,7 +71,7 @@ impl Recorder {
             // A region that the arena had and the module hasn't is the work of a forger.
             let _ = device.unregister(cookie);
         }
-        Ok(())
+        Ok(region)
     }
 
     /// read(2).

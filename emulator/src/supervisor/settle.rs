@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use super::context::Context;
 use super::shared::{Message, Shared};
-use crate::trap::operation::{Decoded, Reach, Syscall};
+use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
 use crate::trap::policy::ARCH_X86_64;
 
 /// How long an open may wait for the other threads.
@@ -67,6 +67,42 @@ pub fn follow(pid: u32, mut left: Vec<u32>) {
     }
 }
 
+/// Waiting for a thread to leave the call that it was let into: one that would fail where memory is watched.
+#[derive(Debug)]
+pub struct Leaving {
+    tid: u32,
+    since: Instant,
+    stopped: bool,
+}
+
+impl Leaving {
+    /// From now on.
+    pub fn new(tid: u32) -> Self {
+        Self { tid, since: Instant::now(), stopped: false }
+    }
+
+    /// Whether the thread of process `pid` has left it, or ten seconds are over.
+    pub fn is_over(&mut self, pid: u32) -> bool {
+        match look_for(pid, self.tid, &|operation| operation.fails_on_watched().is_some()) {
+            Seen::Outside => return true,
+            Seen::Inside => {}
+            Seen::Unclear => {
+                // As in `settle`: late, and once.
+                if !self.stopped && self.since.elapsed() > Duration::from_millis(2) {
+                    self.stopped = true;
+                    let mut running = vec![self.tid];
+                    // A traced one tells the tracer.
+                    stop_apart(&mut running);
+                    if running.is_empty() {
+                        return true;
+                    }
+                }
+            }
+        }
+        self.since.elapsed() > Duration::from_secs(10)
+    }
+}
+
 /// Waits until each task was seen outside whose call the context's [`Watch`](super::recorder::Watch) let go
 /// unrecorded; false if some weren't when the time is `due`. Its next trapped call shows that as well, so a busy
 /// task needs no look. With the process everything ends that could be inside.
@@ -83,7 +119,7 @@ pub fn settle_loose(shared: &Shared, context: &Context, due: Instant, has_ended:
         stopped |= stop_now;
         let mut unclear = Vec::new();
         for tid in left {
-            match look_at(&format!("/proc/{tid}/syscall")) {
+            match look_at(&format!("/proc/{tid}/syscall"), &acts) {
                 Seen::Outside => context.watch().seen_outside(tid),
                 Seen::Unclear => unclear.push(tid),
                 Seen::Inside => {}
@@ -119,10 +155,20 @@ pub fn threads(pid: u32) -> Option<Vec<u32>> {
 /// What the thread is doing, by /proc/PID/task/TID/syscall: "running", "-1 …" (asleep outside any call, in a
 /// page fault), or number and arguments of the call that it sleeps in (proc_pid_syscall(5)).
 fn look(pid: u32, tid: u32) -> Seen {
-    look_at(&format!("/proc/{pid}/task/{tid}/syscall"))
+    look_for(pid, tid, &acts)
 }
 
-fn look_at(path: &str) -> Seen {
+/// Whether the operation can touch anything.
+fn acts(operation: &Operation) -> bool {
+    operation.reach() != Reach::Nothing
+}
+
+/// The same for the calls that `watched` names.
+fn look_for(pid: u32, tid: u32, watched: &dyn Fn(&Operation) -> bool) -> Seen {
+    look_at(&format!("/proc/{pid}/task/{tid}/syscall"), watched)
+}
+
+fn look_at(path: &str, watched: &dyn Fn(&Operation) -> bool) -> Seen {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         // ENOENT, ESRCH: it has ended.
@@ -137,9 +183,8 @@ fn look_at(path: &str) -> Seen {
         *arg = u64::from_str_radix(word.trim_start_matches("0x"), 16).unwrap_or(0);
     }
     match Decoded::new(&Syscall { arch: ARCH_X86_64, nr, args }) {
-        Decoded::Operation(operation) | Decoded::Fork(operation) if operation.reach() != Reach::Nothing => {
-            Seen::Inside
-        }
+        Decoded::Operation(operation) | Decoded::Fork(operation) if watched(&operation) => Seen::Inside,
+        Decoded::NewRing => Seen::Inside,
         _ => Seen::Outside,
     }
 }

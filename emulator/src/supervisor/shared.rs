@@ -18,6 +18,7 @@ use super::task;
 use super::worker::{self, Finding};
 use crate::target::KernelTraits;
 use crate::trap::policy::Band;
+use crate::trap::{Layers, Rings};
 
 /// What other threads tell the main loop.
 #[derive(Debug)]
@@ -55,6 +56,10 @@ pub struct Shared {
     pub gate: Arc<Gate>,
     /// What this kernel does where kernels differ.
     pub kernel: KernelTraits,
+    /// Which layers are to trap.
+    pub layers: Layers,
+    /// What is done about io_uring.
+    pub rings: Rings,
     spaces: Mutex<Vec<Arc<Space>>>,
     numbers: AtomicU64,
     outbox: Sender<Message>,
@@ -76,7 +81,7 @@ pub struct Shared {
 
 impl Shared {
     /// An empty state; see [`Self::device`].
-    pub fn new(device: Option<Band>) -> io::Result<Self> {
+    pub fn new(device: Option<Band>, layers: Layers, rings: Rings) -> io::Result<Self> {
         let (outbox, inbox) = unbounded();
         let (findings_in, findings) = unbounded();
         let wake = Arc::new(EventFd::from_flags(
@@ -89,6 +94,8 @@ impl Shared {
             let_through: OnceLock::new(),
             gate: Arc::new(Gate::new(Arc::clone(&wake))),
             kernel: KernelTraits::probe(),
+            layers,
+            rings,
             spaces: Mutex::new(Vec::new()),
             numbers: AtomicU64::new(1),
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
@@ -127,15 +134,32 @@ impl Shared {
 
     /// Forgets a context, and its space with the last one if the process is gone.
     pub fn remove(&self, number: u64) {
-        for space in lock(&self.spaces).iter() {
-            space.remove(number);
+        for space in self.spaces() {
+            if !space.remove(number) || !space.fault.is_there() {
+                continue;
+            }
+            let kernel = self.kernel.clone();
+            // It can wait for the target.
+            let started = std::thread::Builder::new()
+                .name("disarm".into())
+                .stack_size(256 * 1024)
+                .spawn(move || space.context_removed(&kernel));
+            if let Err(e) = started {
+                super::log::warning!("context {number}: its ranges stay watched for a while: {e}");
+            }
         }
         self.sweep();
     }
 
     /// Forgets the spaces that have neither a context nor a process.
     pub fn sweep(&self) {
-        lock(&self.spaces).retain(|s| !s.is_idle() || !s.is_gone() && s.process_alive());
+        lock(&self.spaces).retain(|s| {
+            let kept = !s.is_idle() || !s.is_gone() && s.process_alive();
+            if !kept || !s.process_alive() {
+                s.fault.end();
+            }
+            kept
+        });
     }
 
     /// The first context that `wanted` accepts, and its space.

@@ -11,6 +11,7 @@ use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_engine::{Begin, Reason, Recorder};
 
 use super::context::{Context, FileName, lock, sealed_memfd};
+use super::fault::Fault;
 use super::sleepers::GoOn;
 use super::worker::Job;
 use crate::target::Mapping;
@@ -39,6 +40,8 @@ pub struct Space {
     /// Largest argument of a trapped brk.
     heap_asked: AtomicU64,
     jobs: Sender<Arc<Job>>,
+    /// Its userfaultfd.
+    pub fault: Fault,
     /// The worker didn't meet a deadline and hasn't come back since.
     pub stuck: AtomicBool,
 }
@@ -62,6 +65,7 @@ impl Space {
             heap_end: AtomicU64::new(u64::MAX),
             heap_asked: AtomicU64::new(0),
             jobs,
+            fault: Fault::default(),
             stuck: AtomicBool::new(false),
         })
     }
@@ -102,10 +106,16 @@ impl Space {
         self.tell_recorders();
     }
 
-    /// Forgets a context.
-    pub fn remove(&self, number: u64) {
-        lock(&self.contexts).retain(|c| c.number != number);
+    /// Forgets a context; true if it was here.
+    pub fn remove(&self, number: u64) -> bool {
+        let removed = {
+            let mut contexts = lock(&self.contexts);
+            let before = contexts.len();
+            contexts.retain(|c| c.number != number);
+            contexts.len() < before
+        };
         self.tell_recorders();
+        removed
     }
 
     /// Whether the process's threads may record, those contexts that they list.
@@ -120,11 +130,15 @@ impl Space {
     }
 
     /// Says in every arena who records and how many contexts there are. While a context is there whose descriptors
-    /// are closed, the traps must see where its counter is unmapped.
+    /// are closed, the traps must see where its counter is unmapped; while userfaultfd watches, whatever hits.
     pub fn tell_recorders(&self) {
         let contexts = lock(&self.contexts);
         let lingers = contexts.iter().any(|c| c.lingering().is_some());
-        let recorder = if self.is_inline() && !lingers { Recorder::Opener } else { Recorder::Traps };
+        let recorder = match (self.is_inline() && !lingers, self.fault.is_on()) {
+            (false, _) => Recorder::Traps,
+            (true, false) => Recorder::Opener,
+            (true, true) => Recorder::OpenerPasses,
+        };
         for context in contexts.iter() {
             context.engine.set_siblings(u32::try_from(contexts.len()).unwrap_or(u32::MAX));
             context.engine.set_recorder(recorder);
@@ -190,6 +204,7 @@ impl Space {
     /// Nothing of this space fires any more.
     pub fn set_gone(&self) {
         self.gone.store(true, Ordering::Release);
+        self.fault.end();
     }
 
     /// See [`Self::set_gone`].

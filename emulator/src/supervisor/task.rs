@@ -38,6 +38,18 @@ pub fn parent_of(pid: u32) -> Option<u32> {
     status_field(pid, "PPid:")
 }
 
+/// Whether there is a task of that number. Any thread has an entry in /proc, shown or not.
+pub fn exists(tid: u32) -> bool {
+    std::path::Path::new(&format!("/proc/{tid}")).exists()
+}
+
+/// A thread of process `pid` beside the first that hasn't ended; `None` if there is none.
+pub fn other_thread(pid: u32) -> Option<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    let mut others = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    others.find(|tid| *tid != pid && !is_zombie(*tid))
+}
+
 /// Whether the task has ended and waits to be reaped, or for the other threads of its process.
 pub fn is_zombie(tid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{tid}/status"))

@@ -17,7 +17,7 @@ use super::gate::{Gate, Held};
 use super::log;
 use super::space::Space;
 use super::task;
-use crate::target::{KernelTraits, ProcessTarget};
+use crate::target::{KernelTraits, ProcessTarget, maps};
 use crate::trap::effect::{Effect, effect};
 use crate::trap::operation::Operation;
 
@@ -100,9 +100,11 @@ pub fn run(jobs: &Receiver<Arc<Job>>, gate: &Gate, kernel: &KernelTraits, findin
             [first, others @ ..] => {
                 let watches = |range| spaces.iter().any(|s| s.may_hit(range, &job.spared));
                 let many = !others.is_empty() || first.many_tasks();
+                let seam = |address| spaces.iter().any(|s| s.fault.is_seam(address));
                 let mut target = ProcessTarget::new(job.tid.cast_signed(), many, kernel)
                     .owned_by(first.pid.cast_signed())
-                    .watching(&watches);
+                    .watching(&watches)
+                    .without_seams(&seam);
                 effect(&job.operation, &mut target)
             }
         };
@@ -112,17 +114,57 @@ pub fn run(jobs: &Receiver<Arc<Job>>, gate: &Gate, kernel: &KernelTraits, findin
             continue;
         }
         log::debug!("task {}: {:?}: {:x?}", job.tid, job.operation, effect);
-        match &effect {
-            Effect::Pieces(pieces) => {
-                spaces.iter().for_each(|space| space.record(pieces, &job.spared));
-                gate.recorded_elsewhere(job.held, &spaces, pieces);
+        let mut aside = Vec::new();
+        for space in &spaces {
+            let off = off_for(space, &job, kernel);
+            match &effect {
+                Effect::Pieces(pieces) => {
+                    // The last of them when the watch is off.
+                    let (now, last) = match (off, pieces.split_last()) {
+                        (Some(_), Some((last, first))) => (first, Some(*last)),
+                        _ => (pieces.as_slice(), None),
+                    };
+                    space.record(now, &job.spared);
+                    if let Some(range) = off {
+                        space.take_off(job.tid, range, last, &job.spared, kernel);
+                    }
+                    space.fault.recorded(job.tid, pieces);
+                }
+                Effect::All(_) => {
+                    space.invalidate_all_but(Reason::Unreadable, &job.spared);
+                    if let Some(range) = off {
+                        space.take_off(job.tid, range, Some(PageRange::ALL), &job.spared, kernel);
+                    }
+                    space.fault.recorded(job.tid, &[PageRange::ALL]);
+                }
             }
-            Effect::All(_) => {
-                spaces.iter().for_each(|space| space.invalidate_all_but(Reason::Unreadable, &job.spared));
-                gate.recorded_elsewhere(job.held, &spaces, &[PageRange::ALL]);
-            }
+            aside.extend(off.map(|_| Arc::clone(space)));
         }
+        match &effect {
+            Effect::Pieces(pieces) => gate.recorded_elsewhere(job.held, &spaces, pieces),
+            Effect::All(_) => gate.recorded_elsewhere(job.held, &spaces, &[PageRange::ALL]),
+        }
+        aside.into_iter().for_each(|s| s.tend(kernel));
     }
+}
+
+/// The range that userfaultfd must be taken off for a call that would fail, since the watch parts mappings; `None` if
+/// it isn't in the way.
+fn off_for(space: &Arc<Space>, job: &Job, kernel: &KernelTraits) -> Option<PageRange> {
+    let range = job.operation.fails_on_watched()?;
+    if space.fault.passes(job.tid, &job.operation) {
+        return None;
+    }
+    let is_whole = || {
+        let table = task::mappings(job.tid, kernel);
+        table.is_ok_and(|table| maps::overlapping(&table, range).len() <= 1)
+    };
+    // Where it is one mapping as before, nothing is in the way.
+    if matches!(job.operation, Operation::Mremap { .. }) && space.fault.passes_whole(job.tid, range, is_whole)
+    {
+        return None;
+    }
+    Some(range)
 }
 
 /// The worker is back from a job that was answered at its deadline. Jobs that expired behind it in the queue say

@@ -32,6 +32,14 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// True if `next` could be the rest of the same mapping.
+    fn continues_in(&self, next: &Self) -> bool {
+        let follows = self.range.end == next.range.start
+            && (!self.is_file() || self.offset.wrapping_add(self.range.len()) == next.offset);
+        let same = |m: &Self| (m.prot, m.shared, m.device, m.inode, m.name, m.flags);
+        follows && same(self) == same(next)
+    }
+
     /// True if a file is mapped, memory without a name on any file system included.
     pub const fn is_file(&self) -> bool {
         self.inode != 0
@@ -143,6 +151,19 @@ pub fn overlapping(mappings: &[Mapping], range: PageRange) -> &[Mapping] {
     let first = mappings.partition_point(|m| m.range.end <= range.start);
     let rest = &mappings[first..];
     &rest[..rest.partition_point(|m| m.range.start < range.end)]
+}
+
+/// The table as it would be without the seams: neighbours that differ in nothing that it shows become one where
+/// `seam` says that it was the emulator that parted them.
+pub fn join(mappings: &[Mapping], seam: &dyn Fn(u64) -> bool) -> Arc<[Mapping]> {
+    let mut out: Vec<Mapping> = Vec::with_capacity(mappings.len());
+    for m in mappings {
+        match out.last_mut() {
+            Some(last) if last.continues_in(m) && seam(m.range.start) => last.range.end = m.range.end,
+            _ => out.push(*m),
+        }
+    }
+    out.into()
 }
 
 /// Appends a mapping. A table that is read while other threads change it may repeat a part; the order stays.

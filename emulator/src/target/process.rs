@@ -36,6 +36,7 @@ pub struct ProcessTarget<'a> {
     owner: Option<i32>,
     kernel: &'a KernelTraits,
     watches: Option<&'a dyn Fn(PageRange) -> bool>,
+    seam: Option<&'a dyn Fn(u64) -> bool>,
     status: OnceCell<Status>,
     maps: OnceCell<Arc<[Mapping]>>,
     smaps: OnceCell<Arc<[Mapping]>>,
@@ -68,6 +69,7 @@ impl<'a> ProcessTarget<'a> {
             owner: None,
             kernel,
             watches: None,
+            seam: None,
             status: OnceCell::new(),
             maps: OnceCell::new(),
             smaps: OnceCell::new(),
@@ -86,6 +88,17 @@ impl<'a> ProcessTarget<'a> {
     pub fn watching(mut self, watches: &'a dyn Fn(PageRange) -> bool) -> Self {
         self.watches = Some(watches);
         self
+    }
+
+    /// Shows the mapping table without the borders between mappings that `seam` claims: without those that
+    /// watching a part of a mapping makes.
+    pub fn without_seams(mut self, seam: &'a dyn Fn(u64) -> bool) -> Self {
+        self.seam = Some(seam);
+        self
+    }
+
+    fn joined(&self, table: Arc<[Mapping]>) -> Arc<[Mapping]> {
+        self.seam.map_or(table.clone(), |seam| maps::join(&table, seam))
     }
 
     fn path(&self, rest: &str) -> String {
@@ -205,7 +218,7 @@ impl Target for ProcessTarget<'_> {
             return Ok(known.clone());
         }
         let table = maps::parse(&self.read("maps", 1 << 15, Source::Maps)?)?;
-        Ok(self.maps.get_or_init(|| table).clone())
+        Ok(self.maps.get_or_init(|| self.joined(table)).clone())
     }
 
     fn mappings_with_flags(&mut self) -> Result<Arc<[Mapping]>> {
@@ -213,7 +226,7 @@ impl Target for ProcessTarget<'_> {
             return Ok(known.clone());
         }
         let table = maps::parse_smaps(&self.read("smaps", 1 << 17, Source::Smaps)?)?;
-        Ok(self.smaps.get_or_init(|| table).clone())
+        Ok(self.smaps.get_or_init(|| self.joined(table)).clone())
     }
 
     fn locked_kib(&mut self) -> Result<u64> {

@@ -271,7 +271,7 @@ mod tests {
         let advice = |i| matches!(low(i), 4 | 8 | 9 | 13 | 21 | 24 | 25 | 100 | 101 | 102);
         let compat = arch == 0x4000_0003 || nr & 0x4000_0000 != 0 && nr & 0x3fff_ffff == 514;
         let size = if compat { 0x2c_0000 } else { 0x30_0000 };
-        let ioctl = matches!(low(1), 0xc060_6610 | 0xc018_aa06 | 0x8010_aa01 | 0xc028_aa05)
+        let ioctl = matches!(low(1), 0xc060_6610 | 0xc018_aa06 | 0xc020_aa00 | 0x8010_aa01 | 0xc028_aa05)
             || [0x4000_5829, 0x4000_582b, 0x4000_5839].map(|n| n | size).contains(&low(1));
         let mmap = low(3) & libc::MAP_FIXED as u32 != 0 && low(3) & libc::MAP_FIXED_NOREPLACE as u32 == 0;
         let clone = {
@@ -283,7 +283,7 @@ mod tests {
         if arch == 0x4000_0003 {
             return match nr {
                 2 | 8 | 11 | 90 | 91 | 92 | 93 | 117 | 125 | 163 | 193 | 194 | 257 | 294 | 358 | 380
-                | 398 | 435 | 437 => true,
+                | 398 | 425 | 435 | 437 => true,
                 5 => low(1) & 0x200 != 0,
                 45 => a[0] != 0,
                 54 => ioctl,
@@ -333,6 +333,7 @@ mod tests {
                 libc::SYS_shmdt | libc::SYS_truncate | libc::SYS_ftruncate | libc::SYS_creat => true,
                 libc::SYS_remap_file_pages | libc::SYS_fork | libc::SYS_clone3 | libc::SYS_openat2 => true,
                 libc::SYS_execve | libc::SYS_execveat | libc::SYS_migrate_pages => true,
+                libc::SYS_io_uring_setup => true,
                 libc::SYS_mmap => mmap,
                 libc::SYS_madvise => advice(2),
                 libc::SYS_process_madvise => advice(3),
@@ -377,7 +378,9 @@ mod tests {
         words.extend([0x40, 0x41, 0x80, 0x3, 0x10, 0x11, 0x32, 0x12, 0x10_0010, 0x10_0012, 0x10_0032]);
         words.extend([0x100, 0x4100, 0x1_0100, 0x1_4100, 0x1_0000, 0x003d_0f00, 0x4111, 0x11]);
         words.extend([0x200, 0x241, 0x4000, 0x4001, 0x554d_4d55, 0xff_554d_4d55, 0x554d_4d54]);
-        for request in [0xc060_6610_u64, 0xc018_aa06, 0x8010_aa01, 0xc028_aa05, 0x4030_5829, 0x4030_582b] {
+        for request in
+            [0xc060_6610_u64, 0xc018_aa06, 0xc020_aa00, 0x8010_aa01, 0xc028_aa05, 0x4030_5829, 0x4030_582b]
+        {
             words.extend([request, request - 1, request + 1, request | 0xdead_beef << 32]);
         }
         words.extend([

@@ -19,5 +19,6 @@ pub mod policy;
 pub use device::DeviceCall;
 pub use effect::{Effect, Reason, effect};
 pub use filter::Filter;
+pub use layers::{FaultLayer, Layers, Net, Rings};
 pub use operation::{Decoded, Operation, Reach, Syscall};
 pub use policy::Policy;

@@ -65,6 +65,14 @@ pub enum Decoded {
     /// Another task on the same address space that is neither a thread nor a vfork child: no invalidation, but
     /// the caller's process isn't alone any more.
     NewTask,
+    /// The caller is about to get an io_uring ring.
+    NewRing,
+    /// The caller's own userfaultfd is about to watch a range that another may be watching: `argument` points to a
+    /// `struct uffdio_register`, which begins with the range. Nothing is invalidated.
+    OwnWatch {
+        /// Where the range stands.
+        argument: u64,
+    },
     /// An operation on mappings.
     Operation(Operation),
 }
@@ -235,6 +243,7 @@ impl Decoded {
             nr::CLONE => return Self::clone(a[0] as u32),
             nr::CLONE3 => return Self::Fork(Operation::Clone3 { arguments: a[0], size: a[1] }),
             nr::EXECVE | nr::EXECVEAT => return Self::Exec,
+            nr::IO_URING_SETUP => return Self::NewRing,
             nr::MBIND if a[5] as u32 & MPOL_MOVE != 0 => {
                 Operation::Mbind { start: untagged(a[0]), len: a[1] }
             }
@@ -245,6 +254,7 @@ impl Decoded {
                 request::UFFDIO_WRITEPROTECT | request::UFFDIO_UNREGISTER => {
                     Operation::UffdRange { argument: a[2] }
                 }
+                request::UFFDIO_REGISTER => return Self::OwnWatch { argument: a[2] },
                 request::UFFDIO_MOVE => Operation::UffdMove { argument: a[2] },
                 request::UNRESVSP | request::UNRESVSP64 => {
                     Operation::SpaceIoctl { fd: int(0), mode: PUNCH_HOLE | KEEP_SIZE, argument: a[2] }
@@ -283,6 +293,9 @@ impl Decoded {
             i386::CLONE => Self::clone(a[0] as u32),
             i386::CLONE3 => Self::Fork(Operation::Clone3 { arguments: a[0], size: a[1] }),
             i386::EXECVE | i386::EXECVEAT => Self::Exec,
+            i386::IO_URING_SETUP => Self::NewRing,
+            // The structures of userfaultfd are the same for every entry.
+            i386::IOCTL if a[1] as u32 == request::UFFDIO_REGISTER => Self::OwnWatch { argument: a[2] },
             i386::MUNMAP => Self::native(nr::MUNMAP, &a),
             i386::MPROTECT => Self::native(nr::MPROTECT, &a),
             i386::PKEY_MPROTECT => Self::native(nr::PKEY_MPROTECT, &a),
@@ -408,6 +421,33 @@ impl Operation {
             | Self::UffdRange { .. }
             | Self::UffdMove { .. }
             | Self::Foreign { .. } => Reach::Everything,
+        }
+    }
+
+    /// Whether userfaultfd has an event for what the operation does to watched memory.
+    pub fn causes_events(&self) -> bool {
+        match *self {
+            Self::Munmap { .. }
+            | Self::MmapFixed { .. }
+            | Self::Mremap { .. }
+            | Self::Brk { .. }
+            | Self::Foreign { .. } => true,
+            Self::Madvise { advice, .. } | Self::ProcessMadvise { advice, .. } => {
+                use policy::advice::{DONTNEED, DONTNEED_LOCKED, FREE, REMOVE};
+                matches!(advice, DONTNEED | DONTNEED_LOCKED | FREE | REMOVE)
+            }
+            _ => false,
+        }
+    }
+
+    /// What would fail where a part of a mapping, or all of it, is watched by userfaultfd: growing and moving a
+    /// mapping that the watch has parted (EFAULT), and MADV_COLLAPSE (EINVAL).
+    pub fn fails_on_watched(&self) -> Option<PageRange> {
+        match *self {
+            Self::Mremap { start, old_len, .. } => PageRange::pages(start, old_len),
+            Self::Madvise { start, len, advice: policy::advice::COLLAPSE } => PageRange::pages(start, len),
+            Self::ProcessMadvise { advice: policy::advice::COLLAPSE, .. } => Some(PageRange::ALL),
+            _ => None,
         }
     }
 
@@ -572,9 +612,30 @@ mod tests {
                 assert!(told || decoded.iter().any(|d| *d != Decoded::Ignore), "{arch:#x} {}", rule.nr);
             }
         }
-        for nr in [0, 1, 3, 8, 13, 39, 58, 60, 202, 231, 232, 281, 334, 425, 426, 441, 600] {
+        for nr in [0, 1, 3, 8, 13, 39, 58, 60, 202, 231, 232, 281, 334, 424, 426, 441, 600] {
             assert_eq!(native(nr, [u64::MAX; 6]), Decoded::Ignore, "{nr}");
         }
+    }
+
+    #[test]
+    fn rings_and_other_userfaultfds_are_told() {
+        assert_eq!(native(libc::SYS_io_uring_setup, [8, A, 0, 0, 0, 0]), Decoded::NewRing);
+        let watch = |request| native(libc::SYS_ioctl, [3, request, A, 0, 0, 0]);
+        assert_eq!(watch(0xc020_aa00), Decoded::OwnWatch { argument: A });
+        assert!(matches!(watch(0x8010_aa01), Decoded::Operation(Operation::UffdRange { .. })));
+    }
+
+    #[test]
+    fn what_a_watch_hinders_is_told() {
+        let mremap = |start, old_len| {
+            Operation::Mremap { start, old_len, new_len: 9 * P, flags: 0, destination: 0 }.fails_on_watched()
+        };
+        assert_eq!(mremap(A, 2 * P), Some(PageRange::new(A, A + 2 * P)));
+        assert_eq!(mremap(A, 0), None);
+        let collapse = |advice| Operation::Madvise { start: A, len: P, advice };
+        assert_eq!(collapse(25).fails_on_watched(), Some(PageRange::new(A, A + P)));
+        assert_eq!(collapse(4).fails_on_watched(), None);
+        assert!(collapse(4).causes_events() && !collapse(25).causes_events());
     }
 
     #[test]

@@ -100,6 +100,7 @@ pub(crate) const UNSHARE_RANGE: u32 = 0x40;
 pub(crate) mod request {
     pub(crate) const PAGEMAP_SCAN: u32 = 0xc060_6610;
     pub(crate) const UFFDIO_WRITEPROTECT: u32 = 0xc018_aa06;
+    pub(crate) const UFFDIO_REGISTER: u32 = 0xc020_aa00;
     pub(crate) const UFFDIO_UNREGISTER: u32 = 0x8010_aa01;
     pub(crate) const UFFDIO_MOVE: u32 = 0xc028_aa05;
     /// `FS_IOC_UNRESVSP`, of any file system: the VFS makes a hole punch of it (`ioctl_preallocate`).
@@ -155,6 +156,7 @@ const ADVICES: &[u32] = &{
 const REQUESTS: &[u32] = &[
     request::PAGEMAP_SCAN,
     request::UFFDIO_WRITEPROTECT,
+    request::UFFDIO_REGISTER,
     request::UFFDIO_UNREGISTER,
     request::UFFDIO_MOVE,
     request::UNRESVSP,
@@ -166,6 +168,7 @@ const REQUESTS: &[u32] = &[
 const COMPAT_REQUESTS: &[u32] = &[
     request::PAGEMAP_SCAN,
     request::UFFDIO_WRITEPROTECT,
+    request::UFFDIO_REGISTER,
     request::UFFDIO_UNREGISTER,
     request::UFFDIO_MOVE,
     request::UNRESVSP_32,
@@ -264,6 +267,7 @@ pub(crate) mod nr {
     pub const FALLOCATE: u32 = 285;
     pub const EXECVEAT: u32 = 322;
     pub const PKEY_MPROTECT: u32 = 329;
+    pub const IO_URING_SETUP: u32 = 425;
     pub const CLONE3: u32 = 435;
     pub const OPENAT2: u32 = 437;
     pub const PROCESS_MADVISE: u32 = 440;
@@ -301,6 +305,7 @@ pub const X86_64: &[Rule] = &[
     rule(nr::FALLOCATE, DEALLOCATES),
     rule(nr::EXECVEAT, Test::Always),
     rule(nr::PKEY_MPROTECT, Test::Always),
+    rule(nr::IO_URING_SETUP, Test::Always),
     rule(nr::CLONE3, Test::Always),
     rule(nr::OPENAT2, Test::Always),
     rule(nr::PROCESS_MADVISE, Test::OneOf(3, ADVICES)),
@@ -345,6 +350,7 @@ pub(crate) mod i386 {
     pub const PKEY_MPROTECT: u32 = 380;
     pub const SHMAT: u32 = 397;
     pub const SHMDT: u32 = 398;
+    pub const IO_URING_SETUP: u32 = 425;
     pub const CLONE3: u32 = 435;
     pub const OPENAT2: u32 = 437;
     pub const PROCESS_MADVISE: u32 = 440;
@@ -381,6 +387,7 @@ pub const I386: &[Rule] = &[
     rule(i386::PKEY_MPROTECT, Test::Always),
     rule(i386::SHMAT, Test::AnyBit(2, SHM_REMAP)),
     rule(i386::SHMDT, Test::Always),
+    rule(i386::IO_URING_SETUP, Test::Always),
     rule(i386::CLONE3, Test::Always),
     rule(i386::OPENAT2, Test::Always),
     rule(i386::PROCESS_MADVISE, Test::OneOf(3, ADVICES)),

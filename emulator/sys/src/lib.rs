@@ -13,6 +13,7 @@ pub mod seccomp;
 pub mod socket;
 pub mod tracer;
 pub mod traits;
+pub mod uffd;
 
 use std::io;
 

@@ -92,7 +92,7 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
     let mut n = 0;
     while n < known {
         let Some(engine) = list.entry(n).and_then(|entry| entry.engine()) else { return TRAP };
-        if !engine.opener_records(known) {
+        if !engine.opener_looks(known) {
             return SLOW;
         }
         // Before the look: who registers between the two is hit at the end.

@@ -9,7 +9,8 @@
 //! When it may be saved is decided by what lies in shared memory: our list must be stable and hold as many contexts
 //! as the supervisor counts, each of which says that its opener records. A list that is being changed, a context
 //! that another copy of this library opened, or one whose descriptor is gone while its counter is still mapped:
-//! then calls are trapped. So are those of forked children, whose list is wiped.
+//! then calls are trapped. So are those of forked children, whose list is wiped. Where userfaultfd watches too, a call
+//! that hits is trapped: the supervisor, which hears of it twice, then takes it for one.
 //!
 //! The rules of the code in section `.text.ummunotify_inline` ([`entry`], [`fast`]), which runs at the application's
 //! expense: no vector register, no call out of the section, no array copied, no write to memory that other threads

@@ -24,7 +24,10 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
     }
     let range = frame.ranges[0];
     let known = (0..frame.count as u32).filter_map(|n| Some((n, list.entry(n)?.engine()?)));
-    let ours = frame.number as u32 == nr::MUNMAP && list.records_munmap() && is_mapped(range);
+    let ours = frame.number as u32 == nr::MUNMAP
+        && list.records_munmap()
+        && known.clone().all(|(_, engine)| engine.opener_records())
+        && is_mapped(range);
     let silent = ours && known.clone().all(|(_, engine)| !engine.wants_bell());
     if !silent {
         // Whoever is woken for the hit must find the call at its end: a handler of ours that reads the event would

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 /* WIRE_VERSION: what the other version says is refused before it is looked at. */
-#define VERSION 2UL
+#define VERSION 3UL
 #define LONGEST 200
 
 static int reached;
@@ -75,7 +75,7 @@ static void shout(const char *prefix, unsigned long number)
 		/* Every other packet has the right magic, version and a number near those of the operations. */
 		words[0] = round % 2 ? 0x4d4d5531 : words[0];
 		words[1] = round % 2 ? (uint32_t)VERSION : words[1];
-		words[2] = round % 2 ? round / 2 % 15 : words[2];
+		words[2] = round % 2 ? round / 2 % 20 : words[2];
 		send_packet(socket_fd, words, round % 4 == 1 || round % 4 == 3 ? 64 : random() % LONGEST,
 			    (int)(round % 3) - 1);
 		close(socket_fd);

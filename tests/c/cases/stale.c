@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Silent corruption from a stale registration: ways to lose memory that some monitor didn't see. */
 #define _GNU_SOURCE
+#include "../fault/ring.h"
 #include "cases.h"
 
 #include <dlfcn.h>
@@ -153,6 +154,29 @@ static void blocks_and_libraries(int argc, char **argv)
 	begin(data, 3 * PAGE);
 	NEED(dlclose(handle) == 0);
 	end("dlclose");
+}
+
+/* Requests that no system call of this process carries out. */
+static void requests_of_a_ring(int argc, char **argv)
+{
+	static struct ring ring;
+	char *memory = map(4 * PAGE);
+	int error;
+
+	(void)argc, (void)argv;
+	device_open();
+	begin(memory, 2 * PAGE);
+	if ((error = ring_open(&ring)) != 0)
+		lacking(strerror(-error));
+	NEED(ring_madvise(&ring, memory + PAGE, PAGE, MADV_DONTNEED) == 0);
+	end("MADV_DONTNEED by a ring, registered before it");
+	NEED(memory[PAGE] == 0);
+	begin(memory + 2 * PAGE, 2 * PAGE);
+	NEED(ring_madvise(&ring, memory, 4 * PAGE, MADV_DONTNEED) == 0);
+	end("MADV_DONTNEED by a ring, registered after it");
+	begin(memory, PAGE);
+	NEED(ring_madvise(&ring, memory, PAGE, MADV_FREE) == 0);
+	end("MADV_FREE by a ring");
 }
 
 static void taken_before(int argc, char **argv)
@@ -310,6 +334,7 @@ const struct named_case stale_cases[] = {
 	{ "address_returns", address_returns },
 	{ "overlapping", overlapping },
 	{ "blocks_and_libraries", blocks_and_libraries },
+	{ "requests_of_a_ring", requests_of_a_ring },
 	{ "taken_before", taken_before },
 	{ "discarded", discarded },
 	{ "heap_shrinks", heap_shrinks },

@@ -93,7 +93,7 @@ static enum verdict ring_ftruncate(void)
 }
 
 static const struct row rows[] = {
-	{ .name = "io_uring MADVISE DONTNEED", .key = "io-uring", .class = GAP, .run = ring_madvise, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
+	{ .name = "io_uring MADVISE DONTNEED", .key = "io-uring-madvise", .class = GAP, .run = ring_madvise, .expect = EVERYWHERE(EVENTS(1, A(0, 4))), .derived = 1 },
 	{ .name = "io_uring FALLOCATE PUNCH_HOLE", .key = "io-uring", .class = GAP, .run = ring_fallocate, .expect = EVERYWHERE(EVENTS(1, A(2, 4))), .derived = 1 },
 	{ .name = "io_uring FTRUNCATE", .key = "io-uring", .class = GAP, .run = ring_ftruncate, .expect = EVERYWHERE(EVENTS(2, A(4, 8), A(4, 8))), .derived = 1 },
 };

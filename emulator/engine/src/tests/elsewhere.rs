@@ -40,7 +40,7 @@ fn on_the_module_a_client_does_nothing_itself() {
     engine.register(&CLIENT, REGION, 1).unwrap();
     engine.set_elsewhere(&ME, ELSEWHERE_KMOD).unwrap();
     assert_eq!(engine.register(&CLIENT, REGION, 2), Err(RegisterError::Elsewhere));
-    assert_eq!(engine.unregister(&CLIENT, 1), Err(UnregisterError::Elsewhere));
+    assert_eq!(engine.unregister(&CLIENT, 1).map(drop), Err(UnregisterError::Elsewhere));
     engine.record(REGION);
     let mut buffer = Buffer::default();
     assert_eq!(engine.read(&CLIENT, 128, &mut buffer), Err(ReadError::Elsewhere));
@@ -65,7 +65,7 @@ fn with_something_armed_a_client_still_reads() {
     engine.register(&CLIENT, REGION, 1).unwrap();
     engine.set_elsewhere(&ME, ELSEWHERE_FAULT).unwrap();
     assert_eq!(engine.register(&CLIENT, REGION, 2), Err(RegisterError::Elsewhere));
-    assert_eq!(engine.unregister(&CLIENT, 1), Err(UnregisterError::Elsewhere));
+    assert_eq!(engine.unregister(&CLIENT, 1).map(drop), Err(UnregisterError::Elsewhere));
     engine.record(REGION);
     let mut buffer = Buffer::default();
     assert_eq!(engine.read(&CLIENT, 128, &mut buffer), Ok(2));
@@ -108,7 +108,7 @@ fn no_registration_gets_in_afterwards() {
                         calls.fetch_add(1, Ordering::AcqRel);
                         if i % 16 != 0 {
                             match engine.unregister(&client, cookie) {
-                                Ok(()) => live.fetch_sub(1, Ordering::AcqRel),
+                                Ok(_) => live.fetch_sub(1, Ordering::AcqRel),
                                 Err(error) => return assert_eq!(error, UnregisterError::Elsewhere),
                             };
                         }

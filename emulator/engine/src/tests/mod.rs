@@ -1,5 +1,6 @@
 //! Tests of the engine.
 
+mod announced;
 mod death;
 mod elsewhere;
 pub(crate) mod hook;

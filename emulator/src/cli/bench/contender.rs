@@ -6,7 +6,9 @@ use std::process::Command;
 use serde::Serialize;
 use ummunotify::available;
 use ummunotify::backend::{Backend as _, Kmod};
-use ummunotify::trap::layers::Layers;
+use ummunotify::trap::layers::{FaultLayer, Layers};
+
+use crate::cli::probe::host;
 
 /// The dynamic loader of x86-64 (System V ABI): itself a program without an interpreter.
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
@@ -98,9 +100,14 @@ impl Contender {
             Self::Kmod => Kmod.check().err().map(|obstacle| obstacle.to_string()),
             Self::Enclosed if !Path::new(LOADER).exists() => Some(format!("{LOADER} is missing")),
             Self::Enclosed => Self::Emulated(Layers::default()).obstacle(),
-            Self::Emulated(layers) => available::check(layers.net)
-                .err()
-                .map(|obstacles| obstacles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+            Self::Emulated(layers) => {
+                let net = available::check(layers.net).err();
+                let net = net.map(|obstacles| {
+                    obstacles.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+                });
+                let watched = (layers.fault == FaultLayer::On).then(host::try_userfaultfd);
+                net.or_else(|| Some(format!("userfaultfd: {}", watched?.err()?)))
+            }
         }
     }
 

@@ -1,26 +1,16 @@
 //! Probes of everything but seccomp: what the supervisor needs to look at a client, and what later layers would.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 use nix::unistd::{Pid, pipe};
 use ummunotify::target::memory;
+use ummunotify_sys::uffd::{self, Way};
 
 use super::{Answer, Outcome, checked, end, in_child, spawn};
 
 /// What a reader must find in the other process.
 static MARK: u64 = 0x7563_6d6d_5f6d_6172;
-
-/// Features of linux/userfaultfd.h.
-const UFFD_EVENTS: u64 = UFFD_REMAP | UFFD_REMOVE | UFFD_UNMAP;
-const UFFD_REMAP: u64 = 1 << 2;
-const UFFD_REMOVE: u64 = 1 << 3;
-const UFFD_UNMAP: u64 = 1 << 6;
-const UFFD_FORK: u64 = 1 << 1;
-const UFFD_WP_ASYNC: u64 = 1 << 15;
-const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
-const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
-const UFFD_USER_MODE_ONLY: libc::c_int = 1;
 
 /// Whether a process that is no ancestor can read a client's memory, as a supervisor does under a plain preload.
 /// `named`: the client has named it with PR_SET_PTRACER.
@@ -92,70 +82,44 @@ pub(in crate::cli) fn trace_action() -> Answer {
     })
 }
 
-/// Ways to get a userfaultfd.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::cli) enum Uffd {
-    /// The plain system call.
-    Plain,
-    /// The system call for faults of user mode only.
-    UserModeOnly,
-    /// /dev/userfaultfd.
-    Device,
-}
-
 /// A userfaultfd of that kind with the events of unmapping can be had.
-pub(in crate::cli) fn userfaultfd(way: Uffd) -> Answer {
-    in_child(move || with_features(way, UFFD_EVENTS))
+pub(in crate::cli) fn userfaultfd(way: Way) -> Answer {
+    in_child(move || with_features(way, uffd::EVENTS))
 }
 
-/// It can also watch files without stopping writers.
-pub(in crate::cli) fn userfaultfd_wp_async(way: Uffd) -> Answer {
-    in_child(move || with_features(way, UFFD_EVENTS | UFFD_WP_ASYNC))
+/// What it can watch, tried in this process; `None` if it can't be had.
+pub(in crate::cli) fn userfaultfd_memory(way: Way) -> Option<uffd::Memory> {
+    uffd::open(way).and_then(uffd::Watch::new).ok().map(|watch| watch.memory())
 }
 
-/// It can also tell of forks.
-pub(in crate::cli) fn userfaultfd_fork(way: Uffd) -> Answer {
-    in_child(move || with_features(way, UFFD_EVENTS | UFFD_FORK))
-}
-
-fn with_features(way: Uffd, features: u64) -> Outcome {
-    let fd = open_userfaultfd(way)?;
-    // struct uffdio_api: api, features, ioctls.
-    let mut api = [0xaa_u64, features, 0];
-    // SAFETY: the call reads and writes three u64 behind the pointer.
-    checked(unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) }.into())?;
-    Ok(api[1] & features == features)
-}
-
-fn open_userfaultfd(way: Uffd) -> Result<OwnedFd, Errno> {
-    let fd = match way {
-        // SAFETY: takes flags only.
-        Uffd::Plain => unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) },
-        // SAFETY: as above.
-        Uffd::UserModeOnly => unsafe {
-            libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | UFFD_USER_MODE_ONLY)
-        },
-        Uffd::Device => {
-            let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd");
-            let device = device.map_err(errno_of)?;
-            // SAFETY: takes flags only.
-            unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, libc::O_CLOEXEC).into() }
-        }
-    };
-    let fd = checked(fd)?;
-    // SAFETY: the kernel just made it for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+fn with_features(way: Way, features: u64) -> Outcome {
+    let fd = uffd::open(way).map_err(errno_of)?;
+    uffd::ask_for(fd.as_fd(), features).map_err(errno_of).map(|()| true)
 }
 
 /// A ring can be set up.
 pub(in crate::cli) fn io_uring() -> Answer {
-    in_child(|| {
-        // struct io_uring_params.
-        let mut parameters = [0u8; 120];
-        // SAFETY: the call reads and writes 120 bytes behind the pointer.
-        checked(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) })?;
-        Ok(true)
-    })
+    in_child(|| try_io_uring().map(|()| true))
+}
+
+/// Sets one up, in this process.
+pub(in crate::cli) fn try_io_uring() -> Result<(), Errno> {
+    // struct io_uring_params.
+    let mut parameters = [0u8; 120];
+    // SAFETY: the call reads and writes 120 bytes behind the pointer.
+    let ring =
+        checked(unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) })? as i32;
+    // SAFETY: the ring was just made here, and nobody else knows it.
+    unsafe { libc::close(ring) };
+    Ok(())
+}
+
+/// Gets a userfaultfd with all that the fault layer needs, in this process.
+pub(in crate::cli) fn try_userfaultfd() -> std::io::Result<()> {
+    let ways = [Way::UserModeOnly, Way::Plain, Way::Device];
+    let mut answers = ways.into_iter().map(|way| uffd::open(way).and_then(uffd::Watch::new).map(drop));
+    let first = answers.next().unwrap_or(Ok(()));
+    if first.is_ok() || answers.any(|answer| answer.is_ok()) { Ok(()) } else { first }
 }
 
 #[cfg(test)]
@@ -171,11 +135,11 @@ mod tests {
 
     #[test]
     fn features_that_no_kernel_has_are_refused() {
-        if in_child(|| with_features(Uffd::UserModeOnly, UFFD_EVENTS)) != Answer::Works {
+        if in_child(|| with_features(Way::UserModeOnly, uffd::EVENTS)) != Answer::Works {
             println!("skipped: no userfaultfd can be had here");
             return;
         }
-        let answer = in_child(|| with_features(Uffd::UserModeOnly, 1 << 60));
+        let answer = in_child(|| with_features(Way::UserModeOnly, 1 << 60));
         assert_eq!(answer, Answer::Refused(Errno::EINVAL));
     }
 }

@@ -169,6 +169,11 @@ impl Tracer {
         }
     }
 
+    /// The task's call isn't made.
+    pub(super) fn skip(&mut self, tid: u32) {
+        said(tid, "set the number of its call", tracer::set_number(tid, -1));
+    }
+
     /// Lets a stopped task run.
     fn run(&mut self, tid: u32, signal: i32) {
         let Some(task) = self.tasks.get_mut(&tid) else { return };
@@ -247,6 +252,7 @@ impl Tracer {
         let Some(task) = self.tasks.get_mut(&tid) else { return };
         if let Some(Operation { begins, spared, answer: Some(answer) }) = task.operation.take() {
             for space in &answer.spaces {
+                space.fault.ended(tid);
                 space.record_after(&answer.pieces, &spared, |number| {
                     // What was opened meanwhile had no region at the beginning.
                     begins.iter().find(|(n, _)| *n == number).map_or(Begin::EVER, |(_, begin)| *begin)
@@ -427,7 +433,7 @@ impl MainLoop {
             task.operation = None;
             task.result = None;
         }
-        self.trapped(Trapped { held: Held::Traced { tid, call: number }, tid, call });
+        self.trapped(Trapped { held: Held::Traced { tid, call: number }, tid, call, behind: 0 });
     }
 
     /// The task has executed another program. Its process's other threads are gone, and so is its own number if it

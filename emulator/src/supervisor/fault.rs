@@ -1,0 +1,861 @@
+//! The fault layer of one address space: a userfaultfd on the ranges that are registered with the device.
+//!
+//! It sees what no trapped call causes (a request of io_uring, a task that the filter doesn't reach), and of calls
+//! that are trapped the end. Its events come from [`watcher`](super::watcher); here is what is watched, and which
+//! trapped calls are on their way.
+//!
+//! Lock order: `order`, then `state`. `order` is held across calls that can wait for the target's mapping lock, so
+//! neither the main loop nor the watcher takes it; `state` never across any.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use ummunotify_abi::PageRange;
+use ummunotify_abi::arena::ELSEWHERE_FAULT;
+use ummunotify_abi::range::PAGE_SIZE;
+use ummunotify_engine::{Begin, Reason};
+use ummunotify_sys::uffd::Watch;
+
+use super::context::{Context, lock};
+use super::host::SupervisorHost;
+use super::log;
+use super::ranges::Ranges;
+use super::settle::Leaving;
+use super::space::Space;
+use super::{task, watcher};
+use crate::target::maps::{self, Mapping, Name};
+use crate::target::{KernelTraits, Target};
+use crate::trap::operation::{ADDRESS_END, Operation, Reach};
+
+/// A trapped call that was let go and may be followed by events.
+#[derive(Debug)]
+pub struct Call {
+    /// What it does.
+    pub operation: Operation,
+    /// The widest ranges that it may touch.
+    pub reach: Vec<PageRange>,
+    /// Where each context stood before anything of it was recorded, by the context's number.
+    pub begins: HashMap<u64, Begin>,
+    /// What was recorded for it. In a context without regions there, that is all it may touch.
+    pub recorded: Vec<PageRange>,
+}
+
+/// What [`Fault::order`] doesn't guard.
+#[derive(Debug, Default)]
+struct State {
+    /// The userfaultfd.
+    watch: Option<Arc<Watch>>,
+    /// Ends the watcher.
+    stop: Option<Arc<EventFd>>,
+    /// Ranges that were armed and not taken off again. What was unmapped since is among them.
+    armed: Ranges,
+    /// Armed ranges that went away: to be armed again if something is mapped there and still registered.
+    lost: Ranges,
+    /// What was taken off for the call of a task, until that has acted.
+    off: HashMap<u32, Off>,
+    /// Number of the last call that something was taken off for.
+    offs: u64,
+    /// Ranges that became armed without being registered: the new places of moved mappings.
+    stray: Ranges,
+    /// The last trapped call of each task, if it may cause events.
+    calls: HashMap<u32, Call>,
+    /// How many of them there may be before those of tasks that have ended are dropped.
+    crowded: usize,
+    /// The last trapped call of each task that would fail if the watch parted a mapping meanwhile, and was let go since
+    /// it didn't: what it touches.
+    acting: HashMap<u32, PageRange>,
+    /// What is about to be watched, or not any more: a call that would fail on it waits for that.
+    changing: Vec<PageRange>,
+    /// Changes so far.
+    changes: u64,
+}
+
+impl State {
+    /// Whether the watch would make a call of task `tid` on that range fail, or soon will.
+    fn hinders(&self, tid: u32, range: PageRange) -> bool {
+        self.armed.touches(range) || self.changes_soon(tid, range)
+    }
+
+    /// Whether what is watched of that range is about to change.
+    fn changes_soon(&self, tid: u32, range: PageRange) -> bool {
+        self.lost.touches(range)
+            || self.changing.iter().any(|pages| pages.hits(range))
+            || self.off.iter().any(|(task, off)| *task == tid || off.over.hits(range))
+    }
+}
+
+/// See [`State::off`]. No event tells the call's end; so it is announced where it hits, which holds LAST back until
+/// the call has acted, and whoever registers something there waits as long.
+#[derive(Debug)]
+struct Off {
+    /// Which call it was: a later one of the same task must not be taken for it.
+    number: u64,
+    ranges: Ranges,
+    /// The task makes another call already.
+    left: bool,
+    /// What the call touches.
+    over: PageRange,
+    /// What is still to be told of it.
+    piece: Option<PageRange>,
+    announced: Vec<(Arc<Context>, Begin)>,
+    /// Contexts in which the piece was recorded before the call: those of programs whose readers the call waits for,
+    /// if they sleep, so that they can't wait for the call.
+    recorded: Vec<(Arc<Context>, Begin)>,
+}
+
+impl Drop for Off {
+    fn drop(&mut self) {
+        for (context, begin) in self.announced.drain(..) {
+            watcher::fulfil(&context, begin, self.piece);
+        }
+        for (context, begin) in self.recorded.drain(..) {
+            self.piece.iter().for_each(|piece| watcher::end(&context, begin, *piece));
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Fault {
+    /// Serialises what arms and disarms.
+    order: Mutex<()>,
+    state: Mutex<State>,
+    /// A call has ended that something was taken off for.
+    calls_end: Condvar,
+    on: AtomicBool,
+    /// Memory may change by what the filter doesn't see.
+    bypass: AtomicBool,
+    /// Somebody takes care of ranges that were taken off for a call.
+    tending: AtomicBool,
+    /// The client wasn't told yet what of its rings isn't seen.
+    notice: AtomicBool,
+    /// Pieces of registered ranges that can't be watched.
+    unwatched: AtomicU64,
+}
+
+/// How long a registration waits for a call.
+const AWAIT: Duration = Duration::from_secs(2);
+
+/// Calls that are kept without a look at who made them.
+const CALLS: usize = 256;
+
+/// How many probes may be spent on finding out which pages of a range are registered by nobody else.
+const PROBES: usize = 512;
+
+impl Fault {
+    /// Takes the userfaultfd of the address space, for later. A second one isn't taken.
+    ///
+    /// # Errors
+    /// It is none, or the kernel's has no events.
+    pub fn adopt(&self, fd: OwnedFd) -> io::Result<()> {
+        let watch = Watch::new(fd)?;
+        lock(&self.state).watch.get_or_insert_with(|| Arc::new(watch));
+        Ok(())
+    }
+
+    /// Whether a userfaultfd was taken.
+    pub fn is_there(&self) -> bool {
+        lock(&self.state).watch.is_some()
+    }
+
+    /// Whether registered ranges are watched.
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+
+    /// From here on no event is taken for a trapped call's.
+    pub fn set_bypass(&self) {
+        self.bypass.store(true, Ordering::Release);
+    }
+
+    /// See [`Self::set_bypass`].
+    pub fn bypass(&self) -> bool {
+        self.bypass.load(Ordering::Acquire)
+    }
+
+    /// True once after the layer went on because of a ring.
+    pub fn take_notice(&self) -> bool {
+        self.notice.load(Ordering::Relaxed) && self.notice.swap(false, Ordering::AcqRel)
+    }
+
+    /// Pieces of registered ranges that can't be watched, so far.
+    pub fn unwatched(&self) -> u64 {
+        self.unwatched.load(Ordering::Relaxed)
+    }
+
+    /// The last trapped call of task `tid` is over.
+    pub fn ended(&self, tid: u32) {
+        self.end_of_call(&mut lock(&self.state), tid);
+    }
+
+    fn end_of_call(&self, state: &mut State, tid: u32) {
+        state.acting.remove(&tid);
+        if let Some(off) = state.off.get_mut(&tid) {
+            off.left = true;
+            self.calls_end.notify_all();
+        }
+    }
+
+    /// A trapped call of task `tid` begins. To be called before anything is recorded or tested for it.
+    pub fn begin(&self, tid: u32, operation: &Operation, reach: Reach, contexts: &[Arc<Context>]) {
+        let mut state = lock(&self.state);
+        // Since the task makes another.
+        self.end_of_call(&mut state, tid);
+        if !self.is_on() {
+            return;
+        }
+        if operation.causes_events() && reach != Reach::Nothing {
+            let begins = contexts.iter().map(|c| (c.number, c.engine.begin())).collect();
+            let reach: Vec<_> = reach.ranges().collect();
+            let call = Call { operation: *operation, recorded: reach.clone(), reach, begins };
+            state.calls.insert(tid, call);
+            if state.calls.len() > state.crowded.max(CALLS) {
+                state.calls.retain(|tid, _| task::exists(*tid));
+                state.crowded = 2 * state.calls.len();
+            }
+        } else {
+            // The last one is over, since the task makes another.
+            state.calls.remove(&tid);
+        }
+    }
+
+    /// What was recorded for the call of task `tid`.
+    pub fn recorded(&self, tid: u32, pieces: &[PageRange]) {
+        if self.is_on()
+            && let Some(call) = lock(&self.state).calls.get_mut(&tid)
+        {
+            call.recorded = pieces.to_vec();
+        }
+    }
+
+    /// Runs `f` on the calls that may be on their way.
+    pub fn with_calls<T>(&self, f: impl FnOnce(&mut HashMap<u32, Call>) -> T) -> T {
+        f(&mut lock(&self.state).calls)
+    }
+
+    /// Whether the border of two mappings at that address was made by us.
+    pub fn is_seam(&self, address: u64) -> bool {
+        self.is_on() && lock(&self.state).armed.has_edge(address)
+    }
+
+    /// Whether a call of task `tid` may be let go as it is: watching doesn't make it fail, and won't as long as it acts.
+    pub fn passes(&self, tid: u32, operation: &Operation) -> bool {
+        let Some(range) = operation.fails_on_watched() else { return true };
+        let mut state = lock(&self.state);
+        let passes = !state.hinders(tid, range);
+        if passes {
+            if state.acting.len() >= CALLS {
+                state.acting.retain(|tid, _| task::exists(*tid));
+            }
+            state.acting.insert(tid, range);
+        }
+        passes
+    }
+
+    /// The same of a call on watched memory that is a single mapping, says `is_whole`: then the watch hasn't parted it.
+    pub fn passes_whole(&self, tid: u32, range: PageRange, is_whole: impl FnOnce() -> bool) -> bool {
+        let changes = {
+            let state = lock(&self.state);
+            if state.changes_soon(tid, range) {
+                return false;
+            }
+            state.changes
+        };
+        if !is_whole() {
+            return false;
+        }
+        let mut state = lock(&self.state);
+        let passes = state.changes == changes && !state.changes_soon(tid, range);
+        if passes {
+            state.acting.insert(tid, range);
+        }
+        passes
+    }
+
+    /// The tasks whose calls may be acting on `pages` just now, as they were let go.
+    fn acting_on(&self, pages: PageRange) -> Vec<u32> {
+        let state = lock(&self.state);
+        state.acting.iter().filter(|(_, range)| range.hits(pages)).map(|(tid, _)| *tid).collect()
+    }
+
+    /// Whether something there was taken off for a call that is on its way.
+    fn is_off_at(&self, pages: PageRange) -> bool {
+        lock(&self.state).off.values().any(|off| off.over.hits(pages))
+    }
+
+    /// What was armed in `range` isn't mapped there any more; `moved_to`: it is there now.
+    pub fn gone(&self, range: PageRange, moved_to: Option<PageRange>) {
+        if range.is_empty() {
+            return;
+        }
+        let mut state = lock(&self.state);
+        for piece in state.armed.over(range).into_iter().filter_map(|r| r.intersection(range)) {
+            state.lost.insert(piece);
+        }
+        if let Some(to) = moved_to {
+            state.stray.insert(to);
+            state.armed.insert(to);
+        }
+    }
+
+    /// Lets go of the userfaultfd and with it of every range and waiter.
+    pub fn end(&self) {
+        let mut state = lock(&self.state);
+        self.on.store(false, Ordering::Release);
+        if let Some(stop) = state.stop.take() {
+            // Fails only for a counter that is full.
+            let _ = stop.write(1);
+        }
+        let ended = std::mem::take(&mut *state);
+        drop(state);
+        drop(ended);
+    }
+}
+
+impl Space {
+    /// Whether a userfaultfd has to be had, for a context that was added to the space before.
+    pub fn lacks_userfaultfd(&self) -> bool {
+        // Not while the end of the last context takes it away.
+        let _order = lock(&self.fault.order);
+        !self.fault.is_there()
+    }
+
+    /// Changes what is watched of `pages`, between the calls that would fail on that.
+    fn change<T>(&self, pages: PageRange, change: impl FnOnce() -> T) -> T {
+        {
+            let mut state = lock(&self.fault.state);
+            state.changing.push(pages);
+            state.changes += 1;
+        }
+        let mut calls: HashMap<u32, Leaving> = HashMap::new();
+        let mut pause = Duration::from_micros(20);
+        loop {
+            let mut still = false;
+            for tid in self.fault.acting_on(pages) {
+                if calls.entry(tid).or_insert_with(|| Leaving::new(tid)).is_over(self.pid) {
+                    lock(&self.fault.state).acting.remove(&tid);
+                } else {
+                    still = true;
+                }
+            }
+            if !still {
+                break;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_micros(500));
+        }
+        let result = {
+            let _order = lock(&self.fault.order);
+            change()
+        };
+        let mut state = lock(&self.fault.state);
+        if let Some(at) = state.changing.iter().position(|range| *range == pages) {
+            state.changing.swap_remove(at);
+        }
+        result
+    }
+
+    /// Whether one has to be made for programs without a shim, which gives none.
+    pub fn lacks_userfaultfd_of_a_shim(&self) -> bool {
+        !self.fault.is_there() && self.any(|context| !context.is_shims)
+    }
+
+    /// Puts the layer on, for all contexts: from the return on, each registered range is watched, and so is each
+    /// that will be registered. May wait for the target's mapping lock. Does nothing if it is on.
+    ///
+    /// # Errors
+    /// ENODEV without a userfaultfd; else what kept it from starting.
+    pub fn watch_registered(self: &Arc<Self>, kernel: &KernelTraits) -> io::Result<()> {
+        let fault = &self.fault;
+        if fault.is_on() {
+            return Ok(());
+        }
+        self.change(PageRange::ALL, || {
+            if fault.is_on() {
+                return Ok(());
+            }
+            let watch = lock(&fault.state).watch.clone().ok_or(Errno::ENODEV)?;
+            let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+            watcher::start(Arc::clone(self), Arc::clone(&watch), Arc::clone(&stop))?;
+            lock(&fault.state).stop = Some(stop);
+            fault.on.store(true, Ordering::Release);
+            self.tell_recorders();
+            log::info!("process {}: userfaultfd watches what it registers", self.pid);
+            let arming = Arming { space: self, kernel, watch };
+            for context in self.contexts() {
+                arming.context(&context);
+            }
+            Ok(())
+        })
+    }
+
+    /// The process has a ring, or is about to: calls may go past the filter from here on.
+    ///
+    /// # Errors
+    /// As [`Self::watch_registered`].
+    pub fn expect_bypass(self: &Arc<Self>, kernel: &KernelTraits) -> io::Result<()> {
+        if !self.fault.bypass() {
+            self.fault.notice.store(true, Ordering::Release);
+        }
+        self.fault.set_bypass();
+        self.watch_registered(kernel)
+    }
+
+    /// A context was opened: its regions are watched if others' are.
+    pub fn watch_context(self: &Arc<Self>, context: &Arc<Context>, kernel: &KernelTraits) {
+        if !self.fault.is_on() {
+            return;
+        }
+        self.change(PageRange::ALL, || {
+            if let Some(arming) = self.arming(kernel).as_ref() {
+                arming.context(context);
+            }
+        });
+    }
+
+    /// A region was registered: it is watched when this returns. May wait for the target's mapping lock.
+    pub fn region_added(self: &Arc<Self>, region: PageRange, kernel: &KernelTraits) {
+        let pages = pages_of(region);
+        let start = Instant::now();
+        loop {
+            if !self.fault.is_on() {
+                return;
+            }
+            let added = self.change(pages, || {
+                let Some(arming) = self.arming(kernel) else { return true };
+                // A call may have come since that would fail.
+                let waits = self.fault.is_off_at(pages);
+                if !waits {
+                    arming.tidy();
+                    arming.arm_or_wait(pages);
+                } else if start.elapsed() > AWAIT {
+                    lock(&self.fault.state).lost.insert(pages);
+                }
+                !waits || start.elapsed() > AWAIT
+            });
+            if added {
+                return;
+            }
+            self.await_calls(region);
+        }
+    }
+
+    /// A region was unregistered: what nobody else registered isn't watched any more.
+    pub fn region_removed(self: &Arc<Self>, region: PageRange, kernel: &KernelTraits) {
+        if !self.fault.is_on() {
+            return;
+        }
+        let pages = pages_of(region);
+        self.change(pages, || {
+            if let Some(arming) = self.arming(kernel).as_ref() {
+                arming.disarm_unregistered(pages);
+                arming.tidy();
+            }
+        });
+    }
+
+    /// A context is gone: what it alone registered isn't watched any more; with the last one nothing is.
+    pub fn context_removed(self: &Arc<Self>, kernel: &KernelTraits) {
+        let _order = lock(&self.fault.order);
+        if self.is_idle() {
+            self.fault.end();
+            return;
+        }
+        if let Some(arming) = self.arming(kernel).as_ref() {
+            let armed = lock(&self.fault.state).armed.all();
+            for range in armed {
+                arming.disarm_unregistered(range);
+            }
+        }
+    }
+
+    /// Takes the watch off a range, for a call of task `tid` that would fail on it, until [`Self::tend`]. `last` is
+    /// what is still to be recorded for the call, in every context that isn't spared.
+    pub fn take_off(
+        self: &Arc<Self>,
+        tid: u32,
+        range: PageRange,
+        last: Option<PageRange>,
+        spared: &[u64],
+        kernel: &KernelTraits,
+    ) {
+        let _order = lock(&self.fault.order);
+        let armed = match self.arming(kernel) {
+            Some(arming) => {
+                let armed = lock(&self.fault.state).armed.over(range);
+                let pieces: Vec<_> = armed.into_iter().filter_map(|r| r.intersection(range)).collect();
+                pieces.iter().for_each(|piece| arming.disarm(*piece));
+                pieces
+            }
+            None => Vec::new(),
+        };
+        let hit = |context: &&Arc<Context>| {
+            !spared.contains(&context.number) && last.is_some_and(|last| context.engine.may_hit(last))
+        };
+        let (shims, others): (Vec<_>, Vec<_>) = self.contexts().into_iter().partition(|c| c.is_shims);
+        let announced = shims.iter().filter(hit).map(|c| (Arc::clone(c), watcher::announce(c))).collect();
+        let mut recorded = Vec::new();
+        for context in others.iter().filter(hit) {
+            let begin = context.engine.begin();
+            last.iter().for_each(|last| context.record(*last));
+            recorded.push((Arc::clone(context), begin));
+        }
+        let mut state = lock(&self.fault.state);
+        state.offs += 1;
+        let number = state.offs;
+        // Its last such call is over, since it makes another.
+        let mut ranges =
+            state.off.remove(&tid).map(|mut before| std::mem::take(&mut before.ranges)).unwrap_or_default();
+        armed.into_iter().for_each(|piece| ranges.insert(piece));
+        for piece in state.lost.over(range) {
+            state.lost.remove(piece);
+            ranges.insert(piece);
+        }
+        state
+            .off
+            .insert(tid, Off { number, ranges, left: false, over: range, piece: last, announced, recorded });
+    }
+
+    /// Waits, for a bounded time, while a call is on its way that touches `region` and whose end no event tells: who
+    /// registers meanwhile would take in memory that is about to go. To be called before the region is registered,
+    /// so that it isn't hit by what was before it.
+    pub fn await_calls(&self, region: PageRange) {
+        let pages = pages_of(region);
+        let mut pause = Duration::from_micros(20);
+        let start = Instant::now();
+        while self.fault.is_on() && self.fault.is_off_at(pages) && start.elapsed() < AWAIT {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// Takes the watch off a range for good: it is somebody else's from here on. True if it was watched.
+    pub fn give_away(self: &Arc<Self>, range: PageRange, kernel: &KernelTraits) -> bool {
+        let _order = lock(&self.fault.order);
+        let Some(arming) = self.arming(kernel) else { return false };
+        let armed = lock(&self.fault.state).armed.over(range);
+        let pieces: Vec<_> = armed.into_iter().filter_map(|r| r.intersection(range)).collect();
+        for piece in &pieces {
+            arming.disarm(*piece);
+            self.fault.unwatched.fetch_add(1, Ordering::Relaxed);
+        }
+        !pieces.is_empty()
+    }
+
+    /// Arms what was taken off again, once the calls have acted, on a thread of its own.
+    pub fn tend(self: &Arc<Self>, kernel: &KernelTraits) {
+        if self.fault.tending.swap(true, Ordering::AcqRel) {
+            // The one at work looks once more when it has done.
+            return;
+        }
+        let (space, kernel) = (Arc::clone(self), kernel.clone());
+        let started =
+            std::thread::Builder::new().name("tend".into()).stack_size(256 * 1024).spawn(move || {
+                let is_idle = || lock(&space.fault.state).off.is_empty();
+                loop {
+                    space.put_all_on(&kernel);
+                    space.fault.tending.store(false, Ordering::Release);
+                    if is_idle() || space.fault.tending.swap(true, Ordering::AcqRel) {
+                        return;
+                    }
+                }
+            });
+        if let Err(e) = started {
+            self.fault.tending.store(false, Ordering::Release);
+            log::warning!(
+                "process {}: can't start a thread: {e}; what it moved isn't watched any more",
+                self.pid
+            );
+            let off = std::mem::take(&mut lock(&self.fault.state).off);
+            drop(off);
+            self.invalidate_all(Reason::Unreadable);
+        }
+    }
+
+    /// Waits until all calls have acted that something was taken off for, and arms that.
+    fn put_all_on(self: &Arc<Self>, kernel: &KernelTraits) {
+        let mut calls: HashMap<(u32, u64), Leaving> = HashMap::new();
+        let mut pause = Duration::from_micros(50);
+        loop {
+            let off: Vec<_> = {
+                let state = lock(&self.fault.state);
+                state.off.iter().map(|(tid, off)| (*tid, off.number, off.left)).collect()
+            };
+            if off.is_empty() {
+                return;
+            }
+            calls.retain(|call, _| off.iter().any(|(tid, number, _)| *call == (*tid, *number)));
+            for (tid, number, left) in off {
+                if left || calls.entry((tid, number)).or_insert_with(|| Leaving::new(tid)).is_over(self.pid) {
+                    self.put_on(tid, number, kernel);
+                }
+            }
+            let state = lock(&self.fault.state);
+            let rest = |state: &mut State| state.off.values().all(|off| !off.left);
+            let _ = self.fault.calls_end.wait_timeout_while(state, pause, rest);
+            pause = (pause * 2).min(Duration::from_micros(500));
+        }
+    }
+
+    /// Arms what was taken off for that call of a task, unless it has made another one.
+    fn put_on(self: &Arc<Self>, tid: u32, number: u64, kernel: &KernelTraits) {
+        let _order = lock(&self.fault.order);
+        let off = match lock(&self.fault.state).off.get(&tid) {
+            Some(off) if off.number == number => off.ranges.all(),
+            _ => return,
+        };
+        if let Some(arming) = self.arming(kernel).as_ref() {
+            for range in off.into_iter().filter(|range| self.any(|c| c.engine.may_hit(*range))) {
+                arming.arm_or_wait(range);
+                if self.fault.bypass() {
+                    // Nobody watched meanwhile.
+                    self.record(&[range], &[]);
+                }
+            }
+        }
+        // Not earlier: who is about to make another such call looks here. And what another call does there is told by
+        // an event from here on.
+        let off = lock(&self.fault.state).off.remove(&tid);
+        drop(off);
+    }
+
+    fn arming<'a>(self: &'a Arc<Self>, kernel: &'a KernelTraits) -> Option<Arming<'a>> {
+        if !self.fault.is_on() {
+            return None;
+        }
+        let watch = lock(&self.fault.state).watch.clone()?;
+        Some(Arming { space: self, kernel, watch })
+    }
+}
+
+/// What is done with `order` held.
+struct Arming<'a> {
+    space: &'a Arc<Space>,
+    kernel: &'a KernelTraits,
+    watch: Arc<Watch>,
+}
+
+impl Arming<'_> {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        lock(&self.space.fault.state)
+    }
+
+    /// Turns the context's own registrations to us, and arms those that are there.
+    fn context(&self, context: &Arc<Context>) {
+        let host = SupervisorHost::new(Arc::clone(self.space), Arc::clone(context));
+        let mut regions = Ranges::default();
+        let seen = context
+            .engine
+            .set_elsewhere(&host, ELSEWHERE_FAULT)
+            .and_then(|()| context.engine.visit(&host, |region| regions.insert(pages_of(region.range))));
+        if seen.is_err() {
+            self.space.fault.unwatched.fetch_add(1, Ordering::Relaxed);
+            log::warning!(
+                "process {}, context {}: a thread stays inside a call of the device, so its regions can't be \
+                 watched by userfaultfd",
+                self.space.pid,
+                context.number
+            );
+        }
+        for range in regions.all() {
+            self.arm_or_wait(range);
+        }
+    }
+
+    /// Arms what is mapped in a range: as a whole, else mapping by mapping. False if nothing is mapped there.
+    fn arm(&self, range: PageRange) -> bool {
+        let Err(whole) = self.watch.arm(range.start, range.len()) else {
+            self.state().armed.insert(range);
+            return true;
+        };
+        if self.space.is_gone() || !self.space.process_alive() {
+            return true;
+        }
+        let table = match task::mappings(self.space.pid, self.kernel) {
+            Ok(table) => table,
+            Err(e) => {
+                self.lose(range, &format!("{whole}; {e}"));
+                return true;
+            }
+        };
+        let mapped = maps::overlapping(&table, range);
+        for mapping in mapped.iter().filter(|m| m.name != Name::Special) {
+            let Some(piece) = mapping.range.intersection(range) else { continue };
+            // Huge pages are watched whole.
+            let piece = if self.is_huge(mapping) { mapping.range } else { piece };
+            match self.watch.arm(piece.start, piece.len()) {
+                Ok(()) => self.state().armed.insert(piece),
+                Err(e) => self.lose(piece, &e.to_string()),
+            }
+        }
+        !mapped.is_empty()
+    }
+
+    /// The same; what isn't mapped yet is armed later.
+    fn arm_or_wait(&self, range: PageRange) {
+        if !self.arm(range) {
+            self.state().lost.insert(range);
+        }
+    }
+
+    fn is_huge(&self, mapping: &Mapping) -> bool {
+        use crate::target::{FileKind, ProcessTarget};
+        let mut target = ProcessTarget::new(self.space.pid.cast_signed(), true, self.kernel);
+        matches!(target.device_kind(mapping.device), FileKind::Hugetlb(_))
+    }
+
+    /// Coverage is lost: said the first time, and counted.
+    fn lose(&self, piece: PageRange, why: &str) {
+        if self.space.fault.unwatched.fetch_add(1, Ordering::Relaxed) == 0 {
+            log::warning!(
+                "process {}: userfaultfd can't watch [{:#x},{:#x}): {why}; what changes it past the filter goes \
+                 unseen (said once, counted in the statistics)",
+                self.space.pid,
+                piece.start,
+                piece.end
+            );
+        }
+    }
+
+    /// Disarms a range, whatever is mapped there now.
+    fn disarm(&self, range: PageRange) {
+        self.state().armed.remove(range);
+        if self.watch.disarm(range.start, range.len()).is_ok() {
+            return;
+        }
+        // Something in it never was watched. What isn't mapped any more needs nothing.
+        let Ok(table) = task::mappings(self.space.pid, self.kernel) else { return };
+        for mapping in maps::overlapping(&table, range) {
+            let Some(piece) = mapping.range.intersection(range) else { continue };
+            if self.watch.disarm(piece.start, piece.len()).is_err()
+                && piece != mapping.range
+                && self.is_huge(mapping)
+                && !self.space.any(|c| c.engine.may_hit(mapping.range))
+                && self.watch.disarm(mapping.range.start, mapping.range.len()).is_ok()
+            {
+                // As a whole it was watched, and as a whole it goes when nobody has registered any of it.
+                self.state().armed.remove(mapping.range);
+            }
+        }
+    }
+
+    /// Disarms the parts of a range that nobody has registered.
+    fn disarm_unregistered(&self, range: PageRange) {
+        let registered = |range| self.space.any(|c| c.engine.may_hit(range));
+        let mut free = Ranges::default();
+        unregistered(range, &registered, &mut free, &mut { PROBES });
+        for piece in free.all() {
+            self.state().lost.remove(piece);
+            self.disarm(piece);
+        }
+    }
+
+    /// Arms what was lost and is mapped again, and disarms what was moved to where nothing is registered.
+    fn tidy(&self) {
+        let (waiting, stray) = {
+            let mut state = self.state();
+            (!state.lost.is_empty(), std::mem::take(&mut state.stray))
+        };
+        for range in stray.all() {
+            self.disarm_unregistered(range);
+        }
+        if !waiting {
+            return;
+        }
+        // What isn't mapped needs no look, however much of that is registered.
+        let Ok(table) = task::mappings(self.space.pid, self.kernel) else { return };
+        let mut lost = Ranges::default();
+        for mapping in table.iter().filter(|m| m.name != Name::Special) {
+            for piece in self.state().lost.over(mapping.range) {
+                piece.intersection(mapping.range).into_iter().for_each(|piece| lost.insert(piece));
+            }
+        }
+        for range in lost.all().into_iter().take(PROBES) {
+            // Where it was taken off for a call, that would fail; it is armed after the call. And it stays in the set
+            // until it is armed: who is about to make such a call looks there. Nor where a call acts.
+            let waits = self.space.fault.is_off_at(range) || !self.space.fault.acting_on(range).is_empty();
+            let wanted = self.space.any(|c| c.engine.may_hit(range));
+            if !wanted || !waits && self.arm(range) {
+                self.state().lost.remove(range);
+            }
+        }
+    }
+}
+
+/// The pages that an invalidation of a region can be about, whatever the region looks like.
+fn pages_of(region: PageRange) -> PageRange {
+    let start = region.start.min(region.end.saturating_sub(1));
+    let end = region.end.max(region.start.saturating_add(1));
+    let down = |address: u64| address & !(PAGE_SIZE - 1);
+    PageRange::new(
+        down(start.min(ADDRESS_END)),
+        down(end.min(ADDRESS_END).saturating_add(PAGE_SIZE - 1)).max(PAGE_SIZE),
+    )
+}
+
+/// Adds the parts of `range` that aren't `registered` to `free`, as far as the probes suffice.
+fn unregistered(
+    range: PageRange,
+    registered: &dyn Fn(PageRange) -> bool,
+    free: &mut Ranges,
+    probes: &mut usize,
+) {
+    if range.is_empty() || *probes == 0 {
+        return;
+    }
+    *probes -= 1;
+    if !registered(range) {
+        free.insert(range);
+    } else if range.len() > PAGE_SIZE {
+        let middle = range.start + ((range.len() / 2) & !(PAGE_SIZE - 1)).max(PAGE_SIZE);
+        unregistered(PageRange::new(range.start, middle), registered, free, probes);
+        unregistered(PageRange::new(middle, range.end), registered, free, probes);
+    }
+}
+
+/// Says that the layer isn't to be had, for whom it matters.
+pub fn say_missing(space: &Space, errno: Errno, why: &str) {
+    space.fault.unwatched.fetch_add(1, Ordering::Relaxed);
+    log::warning!(
+        "process {}: {why}, and userfaultfd can't be had ({errno}): what changes memory through io_uring goes unseen",
+        space.pid
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn pages(start: u64, end: u64) -> PageRange {
+        PageRange::new(start * PAGE_SIZE, end * PAGE_SIZE)
+    }
+
+    #[test]
+    fn regions_of_any_shape_have_pages() {
+        assert_eq!(pages_of(PageRange::new(0x1800, 0x1801)), pages(1, 2));
+        assert_eq!(pages_of(pages(1, 3)), pages(1, 3));
+        assert_eq!(pages_of(PageRange::new(0x1800, 0x1800)), pages(1, 2));
+        assert_eq!(pages_of(pages(5, 5)), pages(4, 6));
+        assert_eq!(pages_of(pages(9, 5)), pages(4, 10));
+        assert_eq!(pages_of(PageRange::new(0, 0)), pages(0, 1));
+        assert_eq!(pages_of(PageRange::ALL), PageRange::new(0, ADDRESS_END));
+    }
+
+    #[test]
+    fn what_others_registered_stays_armed() {
+        let left = [pages(3, 4), pages(7, 9), pages(20, 21)];
+        let registered = |range: PageRange| left.iter().any(|r| range.hits(*r));
+        let mut free = Ranges::default();
+        unregistered(pages(0, 16), &registered, &mut free, &mut { PROBES });
+        assert_eq!(free.all(), [pages(0, 3), pages(4, 7), pages(9, 16)]);
+        let mut free = Ranges::default();
+        unregistered(pages(0, 1 << 30), &|_| true, &mut free, &mut { PROBES });
+        assert_eq!(free.all(), [], "and the search ends");
+    }
+}

@@ -1,0 +1,81 @@
+/*
+ * How late userfaultfd alone is: between the unmapping and the moment when the counter moves another thread can see
+ * that the memory is gone, or have it. When munmap has returned, the counter has moved.
+ *
+ *   late ROUNDS
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/ummunotify.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define PAGE 4096UL
+
+static const volatile uint64_t *counter;
+static _Atomic(char *) page;
+static _Atomic uint64_t generation, window;
+static _Atomic int running = 1;
+
+static void *watcher(void *unused)
+{
+	unsigned char resident;
+
+	while (atomic_load(&running)) {
+		char *at = atomic_load(&page);
+
+		if (at == NULL || mincore(at, PAGE, &resident) == 0 || errno != ENOMEM) {
+			sched_yield();
+			continue;
+		}
+		/* It is gone, and the counter doesn't say so yet. */
+		if (*counter == atomic_load(&generation) && atomic_load(&page) == at)
+			atomic_fetch_add(&window, 1);
+		while (atomic_load(&page) == at && atomic_load(&running))
+			sched_yield();
+	}
+	return unused;
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t rounds = argc == 2 ? strtoull(argv[1], NULL, 10) : 0, late = 0;
+	int device = open("/dev/ummunotify", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	pthread_t thread;
+
+	if (device < 0 || rounds == 0)
+		return perror("open /dev/ummunotify, ROUNDS"), 2;
+	counter = mmap(NULL, 8, PROT_READ, MAP_SHARED, device, 0);
+	if (counter == MAP_FAILED || pthread_create(&thread, NULL, watcher, NULL) != 0)
+		return 2;
+	for (uint64_t round = 1; round <= rounds; round++) {
+		struct ummunotify_event events[4];
+		char *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		struct ummunotify_register_ioctl region = { (uintptr_t)at, (uintptr_t)at + PAGE, round, 0, 0 };
+
+		if (at == MAP_FAILED || ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region) != 0)
+			return perror("REGISTER_REGION"), 2;
+		*at = 1;
+		atomic_store(&generation, *counter);
+		atomic_store(&page, at);
+		if (munmap(at, PAGE) != 0)
+			return perror("munmap"), 2;
+		late += *counter == atomic_load(&generation);
+		atomic_store(&page, NULL);
+		ioctl(device, UMMUNOTIFY_UNREGISTER_REGION, &round);
+		while (read(device, events, sizeof(events)) > 0)
+			;
+	}
+	atomic_store(&running, 0);
+	pthread_join(thread, NULL);
+	printf("rounds=%lu late=%lu window=%lu\n", (unsigned long)rounds, (unsigned long)late, (unsigned long)window);
+	return late == 0 ? 0 : 1;
+}
