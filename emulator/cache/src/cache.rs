@@ -337,7 +337,12 @@ mod tests {
         let before = std::thread::scope(|scope| {
             let (go, orders) = std::sync::mpsc::channel();
             let (done, ended) = std::sync::mpsc::channel();
-            scope.spawn(move || orders.iter().for_each(|()| done.send(hits()).unwrap()));
+            scope.spawn(move || {
+                for () in orders {
+                    hits();
+                    done.send(()).unwrap();
+                }
+            });
             let other = || {
                 go.send(()).unwrap();
                 ended.recv().unwrap();
