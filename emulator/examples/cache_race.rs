@@ -13,33 +13,12 @@ use std::hint::black_box;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-use ummunotify::cache::soft::{Pinned, SoftAdapter};
+use ummunotify::cache::soft::{Nobody, Pinned, SoftAdapter};
 use ummunotify::cache::{Access, Cache, Limits, Monitor};
-use ummunotify::client::{Notifier, PageRange};
+use ummunotify::client::Notifier;
 
 const PAGE: usize = 4096;
 const THREADS: u64 = 8;
-
-/// A device that never tells anything.
-struct Nobody;
-
-impl Monitor for Nobody {
-    fn register(&self, _: PageRange, _: u64) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn unregister(&self, _: u64) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn generation(&self) -> u64 {
-        0
-    }
-
-    fn events(&self, _: &mut dyn FnMut(u64)) -> std::io::Result<Option<u64>> {
-        Ok(None)
-    }
-}
 
 fn map(at: u64) -> u64 {
     let fixed = if at == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };

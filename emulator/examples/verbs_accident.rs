@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ibverbs_sys as ffi;
+use ummunotify::cache::soft::Nobody;
 use ummunotify::cache::verbs::Verbs;
 use ummunotify::cache::{Access, Cache, Limits, Monitor, Registrar};
 use ummunotify::client::{Notifier, PageRange};
@@ -27,27 +28,6 @@ const PAGE: usize = 4096;
 const SHOWN: usize = 16;
 const PORT: u8 = 1;
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A device that never tells anything: what a cache has that asks nobody.
-struct Nobody;
-
-impl Monitor for Nobody {
-    fn register(&self, _: PageRange, _: u64) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn unregister(&self, _: u64) -> std::io::Result<()> {
-        Ok(())
-    }
-
-    fn generation(&self) -> u64 {
-        0
-    }
-
-    fn events(&self, _: &mut dyn FnMut(u64)) -> std::io::Result<Option<u64>> {
-        Ok(None)
-    }
-}
 
 /// A page of anonymous memory, at an address of the kernel's choice or at one that is free.
 struct Page(*mut u8);

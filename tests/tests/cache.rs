@@ -79,8 +79,7 @@ fn a_recorded_trace_tells_of_another_program() {
     let mpi = stage.client(&Client::library("libmpi-of-tests", &["cache/mpi.c"]));
     let recorder =
         stage.client(&Client::library("mpi-recorder", &["../../benches/recorder/mpi.c"]).link("-ldl"));
-    let program =
-        Client::program("mpi-program", &["cache/program.c"]).link("-ldl");
+    let program = Client::program("mpi-program", &["cache/program.c"]).link("-ldl");
     let program = stage.program(Mode::Native, Account::Ordinary, stage.client(&program));
     // A mapping each, however much was freed before: glibc raises its limit otherwise.
     let program = program.preload(recorder).preload(mpi).env("MALLOC_MMAP_THRESHOLD_", "131072");

@@ -334,13 +334,31 @@ mod tests {
             }
         };
         hits();
-        let before = shared(&cache.core);
-        for _ in 0..3 {
-            std::thread::scope(|scope| _ = scope.spawn(hits));
-            hits();
-        }
-        assert!(before == shared(&cache.core), "a hit wrote to shared memory");
-        assert_eq!((cache.statistics().hits, cache.statistics().misses), (6000, 1000));
+        let before = std::thread::scope(|scope| {
+            let (go, orders) = std::sync::mpsc::channel();
+            let (done, ended) = std::sync::mpsc::channel();
+            scope.spawn(move || {
+                for () in orders {
+                    hits();
+                    done.send(()).unwrap();
+                }
+            });
+            let other = || {
+                go.send(()).unwrap();
+                ended.recv().unwrap();
+            };
+            // A thread's first request makes its own memory known.
+            other();
+            let before = shared(&cache.core);
+            for _ in 0..3 {
+                other();
+                hits();
+            }
+            assert!(before == shared(&cache.core), "a hit wrote to shared memory");
+            drop(go);
+            before
+        });
+        assert_eq!((cache.statistics().hits, cache.statistics().misses), (7000, 1000));
         // And what is written is seen: the clock's hand clears marks, the next hit sets one.
         let id = cache.core.index.last_not_above(key(Access::LOCAL_READ, BASE)).unwrap();
         assert!(cache.core.slots.get(id).unwrap().untouch());

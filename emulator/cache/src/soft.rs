@@ -1,15 +1,38 @@
-//! A pretended adapter that really pins: for tests and demonstrations on machines without an RDMA device.
+//! For tests and demonstrations: a pretended adapter that really pins, where there is no RDMA device; and a monitor that
+//! tells nothing, to show what a cache does that asks nobody.
 //!
-//! A registration is a pipe into which the pages were spliced (vmsplice(2)): the pipe holds the physical pages, not the
+//! A registration of [`SoftAdapter`] is a pipe into which the pages were spliced (vmsplice(2)): the pipe holds the physical pages, not the
 //! addresses, as an adapter does. What is read from it is what those pages hold, whatever the process has mapped there
 //! by then. It can only be read: such an adapter sends.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use crate::{Access, Registrar, RegistrarError};
+use crate::{Access, Monitor, Registrar, RegistrarError};
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
+
+/// A monitor that never tells anything. With it a cache gives out registrations of pages that are gone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nobody;
+
+impl Monitor for Nobody {
+    fn register(&self, _: PageRange, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn unregister(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    fn events(&self, _: &mut dyn FnMut(u64)) -> io::Result<Option<u64>> {
+        Ok(None)
+    }
+}
 
 /// The adapter. It has no state: what it pinned is with the registrations.
 #[derive(Clone, Copy, Debug, Default)]

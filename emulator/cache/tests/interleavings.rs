@@ -113,6 +113,27 @@ fn what_is_registered_while_it_is_remapped_is_believed() {
     });
 }
 
+/// The counter moves once more between the reading of the events and the noting of how far that went.
+#[test]
+fn what_comes_between_a_reading_and_its_noting_is_lost() {
+    check(|| {
+        let (machine, cache, completed) = machine_and_cache(Limits { entries: 2, bytes: u64::MAX });
+        assert!(get(&machine, &cache, 0..1, &completed));
+        let user = {
+            let (machine, cache, completed) = (machine.clone(), cache.clone(), completed.clone());
+            shuttle::thread::spawn(move || {
+                assert!(get(&machine, &cache, 1..2, &completed));
+                assert!(get(&machine, &cache, 1..2, &completed));
+            })
+        };
+        remap(&machine, 0..1, &completed);
+        remap(&machine, 1..2, &completed);
+        user.join().unwrap();
+        assert!(get(&machine, &cache, 1..2, &completed));
+        nothing_is_left(&machine, cache);
+    });
+}
+
 /// More pages than there is room for: eviction meets hits, misses and the dropping of handles.
 #[test]
 fn an_evicted_entry_is_in_use_or_room_is_lost() {
