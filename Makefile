@@ -21,6 +21,8 @@ SCHEDULES := 20000
 LOAD_ROUNDS := 1000
 # Rounds of the re-validation race in `make revalidate`; `make test` runs a hundredth.
 REVALIDATE_ROUNDS := 1000000
+# Attaches and detaches of each program in `make attach`; `make test` makes five.
+ATTACH_CYCLES := 100
 # Random steps in `make differential`; `make conformance` takes 5,000.
 DIFFERENTIAL_STEPS := 100000
 # Moves between emulator and module in `make switch`; `make test` and `make conformance` take 100.
@@ -46,6 +48,7 @@ help:
 	@echo 'make race       the address-reuse race and the re-validation race, $(RACE_ROUNDS) rounds each'
 	@echo 'make revalidate the re-validation race by every kind of call under trace, and with userfaultfd, $(REVALIDATE_ROUNDS) rounds'
 	@echo 'make load       first opens of the device under load, $(LOAD_ROUNDS) processes'
+	@echo 'make attach     running programs attached to and detached from, $(ATTACH_CYCLES) times each, while everything goes wrong'
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
 	@echo 'make differential  in a guest, $(DIFFERENTIAL_STEPS) random operations on both at once (SEED=n)'
 	@echo 'make switch        in a guest, $(SWITCHES) moves of a busy program between emulator and module'
@@ -203,6 +206,11 @@ bench-cache: rust install-build-deps
 	done
 
 # The report stays in target/.
+# Programs that run, under load, attached to and detached from; attaches that are killed; two at a time.
+attach: rust install-deps
+	cargo build --workspace --all-targets
+	UMMUNOTIFY_ATTACH_CYCLES=$(ATTACH_CYCLES) cargo test -p ummunotify-tests --test attach -- --nocapture
+
 bench: rust install-build-deps
 	cargo build --release -p ummunotify
 	@$(TARGET)/release/ummunotify bench --json $(TARGET)/bench.json --html $(TARGET)/bench.html $(BENCH)

@@ -278,26 +278,26 @@ pub const GAPS: &[Gap] = &[
     },
     Gap {
         key: "static-copies",
-        what: "copies of the device in a static program at numbers of its own choice (dup2), or received (SCM_RIGHTS)",
+        what: "copies of the device in a static or attached program at numbers of its own choice (dup2), or received (SCM_RIGHTS)",
         note: "the filter knows the device by its number, from 960 to 1023: such a copy can be polled, passed on and \
                used with ioctl, but not read or mapped",
         by: None,
     },
     Gap {
         key: "static-foreign",
-        what: "calls of the device by int 0x80 in a static program",
+        what: "calls of the device by int 0x80 in a static or attached program",
         note: "what they do to mappings is seen, but open finds no device, and ioctl and read reach a bare pipe",
         by: None,
     },
     Gap {
         key: "static-path",
-        what: "stat and access of the device's path in a static program",
+        what: "stat and access of the device's path in a static or attached program",
         note: "they say ENOENT; open works, with numbers that aren't the lowest free ones",
         by: None,
     },
     Gap {
         key: "static-debugged",
-        what: "a static program that is traced when it opens or maps the device",
+        what: "a static or attached program that is traced when it opens or maps the device",
         note: "it is made to map pages by ptrace, which a debugger has for itself: EPERM; attach it afterwards. So do \
                children of the command where Yama's ptrace_scope isn't 0",
         by: None,

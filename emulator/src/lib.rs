@@ -1,5 +1,6 @@
 //! The ummunotify interface in user space: the emulator's library.
 //!
+//! * [`attach`]: bringing a running process under the emulator
 //! * [`client`]: the device as a registration cache uses it, on either backend
 //! * [`cache`]: a registration cache that uses it
 //! * [`backend`]: the backends, and whether this host lets one work
@@ -16,6 +17,7 @@
 //! shared-memory arena -> client. Traps touch the arena only through the engine; the engine knows no trap.
 #![deny(missing_docs)]
 
+pub mod attach;
 pub mod available;
 pub mod backend;
 pub mod client;

@@ -201,7 +201,7 @@ fn opened_directly(pid: u32) -> bool {
 }
 
 /// The addresses of the supervisors in this network namespace.
-fn supervisors() -> BTreeSet<Vec<u8>> {
+pub(crate) fn supervisors() -> BTreeSet<Vec<u8>> {
     let table = std::fs::read("/proc/net/unix").unwrap_or_default();
     let names = table.split(|&b| b == b'\n').filter_map(|line| line.rsplit(|&b| b == b' ').next());
     // An accepted connection has its listener's name.
@@ -250,11 +250,11 @@ fn unreachable(errno: Errno) -> SwitchError {
 const MARGIN: i64 = 30;
 
 /// A connection to a supervisor.
-struct Connection(OwnedFd);
+pub(crate) struct Connection(OwnedFd);
 
 impl Connection {
     /// To the one that listens at that abstract address, if it is root's or one of those users'.
-    fn to(name: &[u8], users: &[u32]) -> Result<Self, SwitchError> {
+    pub(crate) fn to(name: &[u8], users: &[u32]) -> Result<Self, SwitchError> {
         let open = || -> nix::Result<OwnedFd> {
             let fd = socket::socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
             // It bounds connect too (unix(7)).
@@ -281,6 +281,16 @@ impl Connection {
         Self::to(name.get(1..length).unwrap_or_default(), &users)
     }
 
+    /// For polling.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Bounds the wait for an answer.
+    pub(crate) fn limit(&self, seconds: i64) -> Result<(), SwitchError> {
+        socket::setsockopt(&self.0, sockopt::ReceiveTimeout, &TimeVal::new(seconds, 0)).map_err(unreachable)
+    }
+
     fn switch(
         &self,
         shown: BorrowedFd<'_>,
@@ -289,8 +299,7 @@ impl Connection {
         mut asked: impl FnMut(),
     ) -> Result<Moved, SwitchError> {
         let seconds = i64::try_from(patience.as_secs()).unwrap_or(i64::MAX).saturating_add(MARGIN);
-        socket::setsockopt(&self.0, sockopt::ReceiveTimeout, &TimeVal::new(seconds, 0))
-            .map_err(unreachable)?;
+        self.limit(seconds)?;
         let milliseconds = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         self.tell(Op::Switch, [u64::from(to == Place::Kmod), milliseconds, 0, 0, 0, 0], shown)?;
         loop {
@@ -301,7 +310,8 @@ impl Connection {
         }
     }
 
-    fn tell(&self, op: Op, args: [u64; 6], shown: BorrowedFd<'_>) -> Result<(), SwitchError> {
+    /// Sends a request about the descriptor that is shown.
+    pub(crate) fn tell(&self, op: Op, args: [u64; 6], shown: BorrowedFd<'_>) -> Result<(), SwitchError> {
         let mut bytes = Vec::with_capacity(size_of::<Request>());
         for word in [wire::MAGIC, wire::WIRE_VERSION, op as u32, 0] {
             bytes.extend(word.to_ne_bytes());
@@ -323,7 +333,7 @@ impl Connection {
     }
 
     /// Result and arguments of the next reply.
-    fn answer(&self) -> Result<(i64, [u64; 6]), SwitchError> {
+    pub(crate) fn answer(&self) -> Result<(i64, [u64; 6]), SwitchError> {
         let mut bytes = [0u8; size_of::<Reply>()];
         let packet = loop {
             match ummunotify_sys::socket::receive(&self.0, &mut bytes, 1) {

@@ -160,7 +160,7 @@ impl<'a> Program<'a> {
         let deadline = started + self.limit;
         let what = format!("{} {:?} ({:?}, {:?})", self.path.display(), self.args, self.mode, self.account);
         Running {
-            _stage: self.stage,
+            stage: self.stage,
             what,
             child,
             group,
@@ -177,7 +177,7 @@ impl<'a> Program<'a> {
 /// A program that runs. Dropped before [`Running::finish`], it is killed.
 #[derive(Debug)]
 pub struct Running<'a> {
-    _stage: &'a Stage,
+    stage: &'a Stage,
     what: String,
     child: Child,
     group: i32,
@@ -243,6 +243,7 @@ impl Running<'_> {
             }
         };
         self.ended = true;
+        self.stage.ended(self.group);
         let elapsed = self.started.elapsed();
         let patience = Instant::now() + OUTPUT_PATIENCE;
         let closed = self.stdout.wait_for_end(patience) & self.stderr.wait_for_end(patience);
@@ -268,6 +269,7 @@ impl Drop for Running<'_> {
         if !self.ended {
             self.kill_group();
             let _ = self.child.wait();
+            self.stage.ended(self.group);
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::program::{Mode, Program};
 use crate::{Account, Client, leftovers};
-use nix::sys::signal::{Signal, kill};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::env;
 use std::fs;
@@ -120,6 +121,16 @@ impl Stage {
     /// Remembers the process group of a program that was started.
     pub(crate) fn started(&self, group: i32) {
         self.groups.lock().expect("no holder panics").push(group);
+    }
+
+    /// Forgets the process group of a program that has ended, unless somebody is left in it: its number may come back as
+    /// that of somebody else's.
+    pub(crate) fn ended(&self, group: i32) {
+        if killpg(Pid::from_raw(group), None) == Err(Errno::ESRCH)
+            && let Ok(mut groups) = self.groups.lock()
+        {
+            groups.retain(|known| *known != group);
+        }
     }
 
     /// Insists that no process of this stage is left: no supervisor, no child of a program.

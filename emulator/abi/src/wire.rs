@@ -100,7 +100,32 @@ pub enum Op {
     /// the errno that was had instead. Reply args: [`NOTICE_RING`] or 0; the errno if it was asked for by name and is
     /// missing, or 0. Refused where nothing would be seen without it.
     Userfaultfd = 16,
+    /// About a process that the supervisor was attached to while it ran. Descriptor: its pidfd. args: what is wanted
+    /// ([`parking`]), and for a descendant of such a process the token that it was told, else 0.
+    /// Reply: result [`parking::SERVED`] and so on, as it was before; args: contexts that were ended, pid of the
+    /// supervisor. Or an errno, args: a [`Hurdle`].
+    Parking = 17,
 }
+
+/// Words of [`Op::Parking`].
+pub mod parking {
+    /// Only tell.
+    pub const TELL: u64 = 0;
+    /// Serve the process (again).
+    pub const SERVE: u64 = 1;
+    /// End its contexts and let its calls go by from now on.
+    pub const PARK: u64 = 2;
+
+    /// It is served.
+    pub const SERVED: i64 = 1;
+    /// It was detached from.
+    pub const PARKED: i64 = 2;
+    /// It has the device, but not because somebody attached to it: nothing was done.
+    pub const OWN: i64 = 3;
+}
+
+/// Third argument of [`HELLO_PRCTL`] where it isn't a program that asks, but somebody who attaches to it.
+pub const HELLO_FROM_OUTSIDE: u64 = 1;
 
 /// What is in the way of [`Op::Switch`].
 #[repr(u64)]
@@ -175,6 +200,7 @@ impl Op {
             14 => Self::Patch,
             15 => Self::Arm,
             16 => Self::Userfaultfd,
+            17 => Self::Parking,
             20 => Self::Seize,
             21 => Self::Traced,
             _ => return None,

@@ -32,11 +32,13 @@ pub enum Reason {
     Requested = 10,
     /// An invalidation was announced, and nobody told which.
     Unfulfilled = 11,
+    /// The process was detached from.
+    Detached = 12,
 }
 
 impl Reason {
     /// All reasons, in the order of their numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::IndexBusy,
         Self::SlotBusy,
         Self::QueueFull,
@@ -49,6 +51,7 @@ impl Reason {
         Self::Switched,
         Self::Requested,
         Self::Unfulfilled,
+        Self::Detached,
     ];
 
     /// A few words for reports.
@@ -66,6 +69,7 @@ impl Reason {
             Self::Switched => "backend switched",
             Self::Requested => "requested",
             Self::Unfulfilled => "announced, never told",
+            Self::Detached => "detached",
         }
     }
 }

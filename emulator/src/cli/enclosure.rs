@@ -133,7 +133,8 @@ fn keeps_stderr() -> bool {
         && (is(config::ENV_STATS, &["1"]) || is(config::ENV_LOG, &["info", "debug"]))
 }
 
-fn arrange_descriptors(control: &OwnedFd, keeps_stderr: bool) {
+/// Leaves this process the one descriptor, and nothing of whoever started it.
+pub(super) fn arrange_descriptors(control: &OwnedFd, keeps_stderr: bool) {
     if let Ok(nothing) = OpenOptions::new().read(true).write(true).open("/dev/null") {
         for standard in 0..3 {
             // SAFETY: asks for a flag.

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod attach;
 mod bench;
 mod command;
 mod demo;
@@ -31,6 +32,7 @@ Examples:
   ummunotify run --log debug --log-file /tmp/u.log -- ./client
   ummunotify bench --html report.html what interception costs here
   ummunotify switch 4711 kmod         the kernel module records for process 4711 from now on
+  ummunotify attach 4711              process 4711, which runs, finds the device from now on
 
 A client opens /dev/ummunotify, registers address ranges, and learns from a counter in its own memory, before \
 munmap returns, that one of them became stale. See README.md for a C client of thirty lines.";
@@ -55,6 +57,10 @@ enum Command {
     Bench(BenchArguments),
     /// Move a running program's contexts to the kernel module, or back to the emulator
     Switch(SwitchArguments),
+    /// Give a process that runs already the device, without restarting it
+    Attach(AttachArguments),
+    /// Take the device from a process that was attached to
+    Detach(DetachArguments),
 }
 
 const RUN_HELP: &str = "\
@@ -121,6 +127,55 @@ struct SwitchArguments {
     /// Move that many times, there and back in turns, for tests
     #[arg(long, hide = true, default_value_t = 1)]
     times: u64,
+}
+
+const ATTACH_HELP: &str = "\
+One thread of the process is stopped for about a millisecond, and puts a seccomp filter over all of them. From then on \
+the process, whether dynamic or static, opens /dev/ummunotify as a static program under `run` does, at the same price, \
+from the attach on: each open of a file, for one, costs some 10 microseconds more.
+
+A filter can't be removed, and without privileges no_new_privs must be set for it: both are said before it is done. \
+`detach` parks the filter; attaching again uses it again. A call of the stopped thread that signal(7) lists as \
+interrupted by stops (epoll_wait, sockets with a timeout) may end with EINTR.
+
+For the process's own user, where Yama lets that one trace it, and root. Exit code: 0 if it is attached to now, 1 if not \
+(the reason is said, and it goes on as before), 2 for bad use.";
+
+/// Options of `attach`.
+#[derive(Args, Debug)]
+#[command(after_help = ATTACH_HELP)]
+struct AttachArguments {
+    /// The process
+    #[arg(value_name = "PID")]
+    pid: u32,
+    /// How much its supervisor logs [default: warn]
+    #[arg(long, value_name = "LEVEL", requires = "log_file")]
+    log: Option<LogLevel>,
+    /// Where the log goes [default: nowhere]
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
+    /// Print statistics when the process closes the device (where the log goes)
+    #[arg(long, requires = "log_file")]
+    stats: bool,
+    /// Try also where the process has a seccomp filter of its own, which may kill it for that
+    #[arg(long)]
+    despite_filter: bool,
+}
+
+const DETACH_HELP: &str = "\
+What the process has open of the device reports everything as invalid, and then fails with ENODEV, as does each further \
+call on it: it can't take anything for valid that nobody watches. The filter stays, parked, until the process and what it \
+started have ended: its calls that were trapped still are, and are let go at once.
+
+For whoever may attach. Exit code: 0 if it is detached from now, 1 if not (the reason is said), 2 for bad use.";
+
+/// Options of `detach`.
+#[derive(Args, Debug)]
+#[command(after_help = DETACH_HELP)]
+struct DetachArguments {
+    /// The process
+    #[arg(value_name = "PID")]
+    pid: u32,
 }
 
 /// Options of `demo`.
@@ -245,6 +300,8 @@ pub(crate) fn main() -> i32 {
         Command::Bench(options) => bench::main(&options),
         Command::Doctor(options) => doctor::main(&options),
         Command::Switch(options) => switch::main(&options),
+        Command::Attach(options) => attach::main(&options),
+        Command::Detach(options) => attach::detach(&options),
     };
     answer.unwrap_or_else(|failure| {
         complain(&format!("{:#}", failure.error));

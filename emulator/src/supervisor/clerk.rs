@@ -95,6 +95,7 @@ pub fn serve(shared: &Shared, connection: &Connection, entrance: Entrance, crowd
             Op::Switch => switch(shared, connection, peer, asked),
             Op::Device => device(shared, connection, peer, asked),
             Op::Whereabouts => whereabouts(shared, connection, peer, &asked),
+            Op::Parking => parking(shared, connection, peer, &asked),
             Op::Commit => Err(Errno::EPROTO),
         };
         if let Err(e) = done {
@@ -211,6 +212,9 @@ fn closed(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -
     shared.tell(Message::Serve);
     if asked.args[0] == 1 {
         // It executes its program next; nothing has been opened.
+        if let Err(e) = shared.attachment.enclose(peer.pid) {
+            log::debug!("process {}: {e}", peer.pid);
+        }
         return connection.reply(0, [0; 6], &[], &[]);
     }
     trap_is_set(shared, connection, peer)
@@ -265,7 +269,7 @@ fn trap_is_set(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Res
 
 /// Invalidates everything once the threads that were late have come out: apart from this connection, whose client
 /// may ask for more at once.
-fn follow(pid: u32, space: Arc<Space>, left: Vec<u32>) {
+pub(super) fn follow(pid: u32, space: Arc<Space>, left: Vec<u32>) {
     let late = Arc::new((space, left));
     let follow = move |late: &(Arc<Space>, Vec<u32>)| {
         settle::follow(pid, late.1.clone());
@@ -402,7 +406,7 @@ fn contexts_of(shared: &Shared, peer: Peer, shown: &[OwnedFd]) -> Result<Vec<Hom
         log::warning!("user {} may not switch process {pid}", peer.uid);
         return Err(Failure { hurdle: Hurdle::Forbidden, errno: Errno::EPERM });
     }
-    let open = space.contexts().into_iter().filter(|context| !context.is_closed());
+    let open = space.contexts().into_iter().filter(|context| !context.is_closed() && !context.is_ended());
     let found: Vec<_> = open.map(|context| (Arc::clone(&space), context)).collect();
     if found.is_empty() { Err(unknown) } else { Ok(found) }
 }
@@ -455,6 +459,47 @@ fn whereabouts(shared: &Shared, connection: &Connection, peer: Peer, asked: &Ask
             connection.reply(-i64::from(errno as i32), [hurdle as u64, 0, 0, 0, 0, 0], &[], &[])
         }
     }
+}
+
+/// About a process that was attached to: tells of it, serves it again, or parks it.
+fn parking(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
+    use wire::parking::{OWN, PARK, PARKED, SERVE, SERVED};
+    let attachment = &shared.attachment;
+    let refuse = |hurdle: Hurdle, errno: Errno| {
+        connection.reply(-i64::from(errno as i32), [hurdle as u64, 0, 0, 0, 0, 0], &[], &[])
+    };
+    let [shown] = asked.fds.as_slice() else { return Err(Errno::EPROTO) };
+    let [wanted, token, ..] = asked.args;
+    let Some(pid) = ummunotify_sys::process::pidfd_process(shown) else {
+        return refuse(Hurdle::NoContext, Errno::ESRCH);
+    };
+    if peer.uid != 0 && !task::belongs_to(pid, peer.uid) {
+        return refuse(Hurdle::Forbidden, Errno::EPERM);
+    }
+    // The token is told to those under the filter, and to who asked on their behalf.
+    if token == shared.token && attachment.is_one() {
+        attachment.admit(pid).map_err(|e| errno_of(&e))?;
+    }
+    if !attachment.has(pid) {
+        // By its number: two processes that end look as if they shared their memory.
+        let serves = |space: &Arc<Space>| space.pid == pid && !space.is_gone() && space.process_alive();
+        let own = token == shared.token || attachment.encloses(pid) || shared.spaces().iter().any(serves);
+        return match own {
+            true => connection.reply(OWN, [0; 6], &[], &[]),
+            false => refuse(Hurdle::NoContext, Errno::ESRCH),
+        };
+    }
+    let before = if attachment.is_parked() { PARKED } else { SERVED };
+    let mut ended = 0;
+    match (wanted, before) {
+        (SERVE, PARKED) => attachment.serve(),
+        (PARK, SERVED) => ended = attachment.park(shared),
+        _ => {}
+    }
+    if wanted != wire::parking::TELL {
+        log::info!("process {pid}: {wanted:?} after {before}, {ended} contexts ended");
+    }
+    connection.reply(before, [ended, std::process::id().into(), 0, 0, 0, 0], &[], &[])
 }
 
 /// The opener hands the real device over. Another process's device would watch the wrong address space.

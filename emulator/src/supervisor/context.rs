@@ -287,6 +287,23 @@ impl Context {
         lock(&self.recorder)
     }
 
+    /// Ends it for good: everything is invalid, nothing is recorded any more, and every call is told so. Whoever
+    /// registers at this moment does so before, and is told that it is invalid, or fails.
+    pub fn end(&self) {
+        let mut recorder = self.recorder();
+        if !matches!(*recorder, Recorder::Supervisor) {
+            return;
+        }
+        *recorder = Recorder::Ended;
+        self.watch().end();
+        self.invalidate_all(Reason::Detached);
+    }
+
+    /// See [`Self::end`].
+    pub fn is_ended(&self) -> bool {
+        matches!(*self.recorder(), Recorder::Ended)
+    }
+
     /// Which trapped calls are recorded here.
     pub fn watch(&self) -> MutexGuard<'_, Watch> {
         lock(&self.watch)

@@ -84,6 +84,9 @@ impl Used<'_> {
 
     fn ioctl(&self, request: u32, argument: u64) -> nix::Result<()> {
         let engine = &self.context.engine;
+        if request == EXCHANGE_FEATURES && self.context.is_ended() {
+            return Err(Errno::ENODEV);
+        }
         match request {
             EXCHANGE_FEATURES => {
                 // Before the pointer is touched.
@@ -214,6 +217,9 @@ impl Used<'_> {
         }
         if len > PAGE_SIZE || offset != 0 {
             return Err(Errno::EINVAL);
+        }
+        if self.context.is_ended() {
+            return Err(Errno::ENODEV);
         }
         let counter = self.context.read_only_counter().map_err(|_| Errno::ENOMEM)?;
         let mapped = ptrace::apart(|| {

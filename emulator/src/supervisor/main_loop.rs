@@ -37,6 +37,7 @@ use crate::target::{ProcessTarget, Target as _};
 use crate::trap::device::DeviceCall;
 use crate::trap::effect::{Effect, effect};
 use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
+use crate::trap::policy::nr;
 use crate::trap::{FaultLayer, Rings};
 
 /// What an epoll event is about.
@@ -184,6 +185,25 @@ impl MainLoop {
             self.clerks.fetch_sub(1, Ordering::AcqRel);
             log::warning!("can't start a thread for a connection: {e}");
         }
+    }
+
+    /// Does something on a thread of its own; the loop goes on at least until that is done.
+    pub fn busy_with(
+        &self,
+        name: &str,
+        work: impl FnOnce(&Arc<Shared>) + Send + 'static,
+    ) -> std::io::Result<()> {
+        let (shared, clerks) = (Arc::clone(&self.shared), Arc::clone(&self.clerks));
+        clerks.fetch_add(1, Ordering::AcqRel);
+        let worker = std::thread::Builder::new().name(name.into()).stack_size(512 * 1024);
+        let started = worker.spawn(move || {
+            work(&shared);
+            clerks.fetch_sub(1, Ordering::AcqRel);
+            shared.tell(Message::Ended);
+        });
+        started.map(drop).inspect_err(|_| {
+            self.clerks.fetch_sub(1, Ordering::AcqRel);
+        })
     }
 
     /// Runs until nobody needs us.
@@ -463,6 +483,14 @@ impl MainLoop {
         let Some(listener) = shared.gate.listener.get() else { return };
         if events.contains(EpollFlags::EPOLLIN) {
             match listener.receive() {
+                // Nobody has the device, and nobody is to get it.
+                Ok(Some(notification))
+                    if self.shared.attachment.is_silent()
+                        && self.contexts.is_empty()
+                        && notification.nr != nr::PRCTL =>
+                {
+                    self.proceed(Held::Notified(notification.id));
+                }
                 Ok(Some(notification)) => {
                     // An open that was over before this call began must be known to it.
                     self.messages();
@@ -484,6 +512,7 @@ impl MainLoop {
         if let Some(band) = self.shared.device
             && call.tid != 0
             && let Some(asks) = DeviceCall::new(&trapped.call, band)
+            && !(self.shared.attachment.is_silent() && matches!(asks, DeviceCall::Open { .. }))
         {
             self.desk.submit(&self.shared, call, asks);
             return;
@@ -523,6 +552,9 @@ impl MainLoop {
         match decoded {
             // A shim asks for its supervisor.
             Decoded::Hello { version } => {
+                if trapped.call.args[2] != wire::HELLO_FROM_OUTSIDE {
+                    self.shared.attachment.hail();
+                }
                 let known = version == u64::from(wire::WIRE_VERSION);
                 let token = self.shared.token.cast_signed();
                 return self.answer_with(held, if known { token } else { -i64::from(libc::EPROTONOSUPPORT) });

@@ -16,6 +16,8 @@
 //! another backend ([`switch`]), over the arena's lock and the wait for a reader's answer; the main loop never
 //! takes it.
 
+mod attach;
+mod attachment;
 mod caller;
 mod clerk;
 mod context;
@@ -44,10 +46,18 @@ mod worker;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+pub use attach::Attached;
+pub(crate) use task::born;
+
 use nix::mount::{MsFlags, mount};
 use ummunotify_abi::config;
 
+use crate::attach::{AttachError, Subject};
 use crate::trap::policy::Band;
+use crate::trap::{Layers, Rings};
+
+/// The name that the process shows.
+pub const NAME: &str = "ummunotify-sup";
 
 /// Runs the supervisor on a fresh control socket until nobody needs it any more. `device`: its filter traps the
 /// device's own calls too, for programs without a shim; these are the numbers of their descriptors.
@@ -64,6 +74,26 @@ pub fn run(control: OwnedFd, device: Option<Band>) -> anyhow::Result<()> {
     let shared = Arc::new(shared::Shared::new(device, layers, rings)?);
     let mut main_loop = main_loop::MainLoop::new(Arc::clone(&shared))?;
     main_loop.serve_connection(socket::Connection::new(control), clerk::Entrance::Control);
+    main_loop.run()
+}
+
+/// Attaches to a running process, says what came of it, and serves it until nobody needs that any more. It is over at
+/// once if the process couldn't be attached to.
+///
+/// # Errors
+/// What the kernel refused at start; then `report` isn't called.
+pub fn run_attached(
+    subject: Subject,
+    report: impl FnOnce(Result<Attached, AttachError>) + Send + 'static,
+) -> anyhow::Result<()> {
+    log::init();
+    detach();
+    main_loop::block_child_signal();
+    see_own_processes()?;
+    let (layers, rings) = (Layers::default(), Rings::default());
+    let shared = Arc::new(shared::Shared::new(Some(subject.band), layers, rings)?);
+    let mut main_loop = main_loop::MainLoop::new(Arc::clone(&shared))?;
+    main_loop.busy_with("attach", move |shared| report(attach::attach(shared, &subject)))?;
     main_loop.run()
 }
 

@@ -45,7 +45,14 @@ pub fn serve(shared: &Arc<Shared>, caller: &Caller<'_>, visit: &Visit, path: u64
     if !caller.waits() {
         return;
     }
-    match open(shared, caller, flags) {
+    let opening = lock(&shared.opening);
+    if caller.process().is_some_and(|process| shared.attachment.refuses(process)) {
+        drop(opening);
+        return desk::is_ordinary(shared, caller);
+    }
+    let opened = open(shared, caller, flags);
+    drop(opening);
+    match opened {
         Ok(()) => {}
         // The caller's own mistakes need no sentence.
         Err(errno @ (Errno::EEXIST | Errno::ENOTDIR | Errno::EINVAL | Errno::ENOENT)) => {
@@ -78,7 +85,7 @@ fn is_device(caller: &Caller<'_>, path: u64) -> bool {
     path == PATH.as_bytes()
 }
 
-/// Opens the device and answers; the errno with which it fails instead.
+/// Opens the device and answers; the errno with which it fails instead. Under [`Shared::opening`].
 fn open(shared: &Arc<Shared>, caller: &Caller<'_>, flags: i32) -> nix::Result<()> {
     // What the kernel refuses for a character device of mode 0666, then the driver.
     if flags & libc::O_PATH != 0 {
@@ -101,10 +108,11 @@ fn open(shared: &Arc<Shared>, caller: &Caller<'_>, flags: i32) -> nix::Result<()
     let context = Arc::new(context);
     let cloexec = flags & libc::O_CLOEXEC != 0;
 
-    let _opening = lock(&shared.opening);
     let (space, new) = shared.space_of(process).map_err(|e| errno_of(&e))?;
     let at = free_number(shared, caller, 0).ok_or(Errno::EMFILE)?;
     shared.add(&space, &context);
+    // Its context is there by now: whatever begins from here on is recorded.
+    shared.attachment.settle(shared, &space, process);
     let has_ring = shared.layers.fault != FaultLayer::Off && rings::has_ring(process);
     let watch = (has_ring || shared.layers.fault == FaultLayer::On) && space.lacks_userfaultfd();
     if new || watch {
@@ -245,7 +253,7 @@ fn mark(call: &mut dyn FnMut(i64, [u64; 6]) -> io::Result<i64>, marker: i32) -> 
 fn reason(errno: Errno) -> String {
     let help = match errno {
         Errno::EPERM => {
-            "; a static program is made to map a page by ptrace: a debugger has that for itself (attach it after the \
+            "; a program without the library is made to map a page by ptrace: a debugger has that for itself (attach it after the \
              open), and Yama (ptrace_scope) refuses it for children of the command"
         }
         Errno::EMFILE => {

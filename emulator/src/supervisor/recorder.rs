@@ -25,6 +25,9 @@ pub enum Recorder {
     Supervisor,
     /// The kernel module, by this device, which the opener has opened.
     Module(Device),
+    /// Nobody any more: the process was detached from. A client must not take anything for valid after that, so it
+    /// never gets a LAST again; what is left to read is that everything is invalid. All else is ENODEV.
+    Ended,
 }
 
 /// Looks at the module again when the counter went on during a read.
@@ -39,6 +42,9 @@ impl Recorder {
         range: PageRange,
         cookie: u64,
     ) -> nix::Result<()> {
+        if matches!(self, Self::Ended) {
+            return Err(Errno::ENODEV);
+        }
         context.engine.register(host, range, cookie).map_err(|e| match e {
             RegisterError::CookieInUse => Errno::EINVAL,
             RegisterError::NoMemory => Errno::ENOMEM,
@@ -86,6 +92,7 @@ impl Recorder {
         loop {
             let ending = match self {
                 Self::Supervisor => Ending::Now,
+                Self::Ended => Ending::Open,
                 Self::Module(device) => empty(device, context, host)?,
             };
             looks += 1;
@@ -93,10 +100,14 @@ impl Recorder {
                 Ok(n) => Ok(n),
                 // Not up to that value; but the counter has gone on.
                 Err(ReadError::NotReadable)
-                    if ending != Ending::Now && looks < LOOKS && context.engine.is_readable() =>
+                    if matches!(self, Self::Module(_))
+                        && ending != Ending::Now
+                        && looks < LOOKS
+                        && context.engine.is_readable() =>
                 {
                     continue;
                 }
+                Err(ReadError::NotReadable) if matches!(self, Self::Ended) => Err(Errno::ENODEV),
                 Err(ReadError::NotReadable) => Err(Errno::EAGAIN),
                 Err(ReadError::Port(e)) => Err(e),
                 Err(ReadError::Elsewhere | ReadError::Broken) => Err(Errno::EIO),
@@ -142,6 +153,8 @@ fn empty(device: &Device, context: &Context, host: &SupervisorHost) -> nix::Resu
 #[derive(Debug)]
 pub struct Watch {
     recording: bool,
+    /// Nothing is recorded any more.
+    ended: bool,
     /// Tasks whose last trapped call was let go without being recorded: it may still run.
     loose: HashSet<u32>,
     /// When `loose` is next cleared of tasks that are no more.
@@ -153,7 +166,7 @@ const FEW: usize = 1024;
 
 impl Default for Watch {
     fn default() -> Self {
-        Self { recording: true, loose: HashSet::new(), crowded: FEW }
+        Self { recording: true, ended: false, loose: HashSet::new(), crowded: FEW }
     }
 }
 
@@ -161,6 +174,9 @@ impl Watch {
     /// A trapped call of `tid` has come in: whether it is to be recorded. If not, it is remembered until the task
     /// was seen outside, which its next call shows as well.
     pub fn admits(&mut self, tid: u32) -> bool {
+        if self.ended {
+            return false;
+        }
         self.loose.remove(&tid);
         // A task that isn't visible here (0) can't be looked at later.
         if self.recording || tid == 0 {
@@ -177,6 +193,11 @@ impl Watch {
     /// From the next trapped call on.
     pub fn record(&mut self, recording: bool) {
         self.recording = recording;
+    }
+
+    /// Never again.
+    pub fn end(&mut self) {
+        self.ended = true;
     }
 
     /// Tasks that may still be inside a call that wasn't recorded.

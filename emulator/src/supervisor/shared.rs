@@ -10,6 +10,7 @@ use nix::sys::eventfd::EventFd;
 use ummunotify_abi::PageRange;
 use ummunotify_sys::notify::Notification;
 
+use super::attachment::Attachment;
 use super::context::{Context, lock};
 use super::gate::Gate;
 use super::sleepers::Alarm;
@@ -77,6 +78,8 @@ pub struct Shared {
     pub opening: Mutex<()>,
     /// Rings where readers sleep in the pipe's own read.
     pub alarm: Alarm,
+    /// The processes that were attached to while they ran.
+    pub attachment: Attachment,
 }
 
 impl Shared {
@@ -106,6 +109,7 @@ impl Shared {
             wake,
             opening: Mutex::new(()),
             alarm: Alarm::new(),
+            attachment: Attachment::default(),
         })
     }
 

@@ -44,6 +44,8 @@ pub struct Space {
     pub fault: Fault,
     /// The worker didn't meet a deadline and hasn't come back since.
     pub stuck: AtomicBool,
+    /// In which round of [`super::attachment::Attachment`] its threads were waited for; 0 under `run`.
+    pub settled: AtomicU64,
 }
 
 impl Space {
@@ -67,6 +69,7 @@ impl Space {
             jobs,
             fault: Fault::default(),
             stuck: AtomicBool::new(false),
+            settled: AtomicU64::new(0),
         })
     }
 

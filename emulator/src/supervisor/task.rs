@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ummunotify_sys::{process, ptrace};
 
@@ -101,6 +101,8 @@ pub fn born(tid: u32) -> Option<u64> {
 enum Tracer {
     Nobody,
     Ourselves,
+    /// Another supervisor, which tries to attach to the process and will find that we have it.
+    Kin,
     Somebody,
 }
 
@@ -108,9 +110,19 @@ fn tracer(tid: u32) -> Tracer {
     match status_field(tid, "TracerPid:") {
         None | Some(0) => Tracer::Nobody,
         Some(tracer) if process::has_thread(std::process::id(), tracer) => Tracer::Ourselves,
+        Some(tracer) if is_kin(tracer) => Tracer::Kin,
         Some(_) => Tracer::Somebody,
     }
 }
+
+/// Whether a task is a supervisor's, as far as its name tells.
+fn is_kin(tid: u32) -> bool {
+    let process = process_of(tid).unwrap_or(tid);
+    std::fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name.trim_end() == super::NAME)
+}
+
+/// How long one that calls itself a supervisor may trace a task of ours.
+const KIN: Duration = Duration::from_secs(2);
 
 /// Whether somebody else, a debugger, traces the task.
 pub fn is_traced(tid: u32) -> bool {
@@ -122,6 +134,7 @@ pub fn is_traced(tid: u32) -> bool {
 /// # Errors
 /// EPERM: somebody else traces it, or nobody may. ESRCH: it is gone.
 pub fn seize(tid: u32) -> io::Result<ptrace::Seized> {
+    let start = Instant::now();
     loop {
         // Seen before the try: one of ours that is over by then is nobody the next time.
         let before = tracer(tid);
@@ -130,6 +143,13 @@ pub fn seize(tid: u32) -> io::Result<ptrace::Seized> {
                 std::thread::sleep(Duration::from_micros(50));
             }
             Err(e) if e.raw_os_error() == Some(libc::EPERM) && tracer(tid) == Tracer::Ourselves => {}
+            Err(e)
+                if e.raw_os_error() == Some(libc::EPERM)
+                    && (before == Tracer::Kin || tracer(tid) == Tracer::Kin)
+                    && start.elapsed() < KIN =>
+            {
+                std::thread::sleep(Duration::from_micros(200));
+            }
             done => return done,
         }
     }

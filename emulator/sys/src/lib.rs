@@ -4,6 +4,7 @@
 #![deny(missing_docs)]
 
 pub mod device;
+pub mod errand;
 pub mod futex;
 pub mod halt;
 pub mod notify;

@@ -38,7 +38,7 @@ pub struct Seized {
 /// A thread that is traced and stopped. Dropped without [`Stopped::detach`] it stays so until this thread ends.
 #[derive(Debug)]
 pub struct Stopped {
-    tid: libc::pid_t,
+    pub(crate) tid: libc::pid_t,
     /// Stopping signals that came meanwhile: they can't be blocked.
     deferred: Vec<i32>,
     here: PhantomData<*mut ()>,
@@ -124,17 +124,22 @@ impl Stopped {
             .map(drop)
     }
 
-    /// Whether a `syscall` instruction ends at `address`.
-    fn is_behind_syscall(&self, address: u64) -> bool {
-        const SYSCALL: i64 = 0x050f;
+    /// A word of the thread's memory; `None` if nothing is there.
+    pub(crate) fn peek(&self, address: u64) -> Option<u64> {
         // libc's wrapper returns the word, so that -1 may be one: errno tells.
         // SAFETY: the request reads the tracee's memory; errno is this thread's.
         let word = unsafe {
             *libc::__errno_location() = 0;
-            libc::ptrace(libc::PTRACE_PEEKTEXT, self.tid, address.wrapping_sub(2), 0)
+            libc::ptrace(libc::PTRACE_PEEKDATA, self.tid, address, 0)
         };
-        word & 0xffff == SYSCALL
-            && (word != -1 || io::Error::last_os_error().raw_os_error().is_none_or(|e| e == 0))
+        let failed = word == -1 && io::Error::last_os_error().raw_os_error().is_some_and(|e| e != 0);
+        (!failed).then_some(word.cast_unsigned())
+    }
+
+    /// Whether a `syscall` instruction ends at `address`.
+    fn is_behind_syscall(&self, address: u64) -> bool {
+        const SYSCALL: u64 = 0x050f;
+        self.peek(address.wrapping_sub(2)).is_some_and(|word| word & 0xffff == SYSCALL)
     }
 
     /// Has the thread make system calls by the instruction that ends at `behind`, with all signals blocked, and
@@ -163,7 +168,8 @@ impl Stopped {
         restored.map(|()| value)
     }
 
-    fn stop_again(&mut self) -> io::Result<()> {
+    /// Stops once more, on the way back to user mode: nothing of the program runs before.
+    pub(crate) fn stop_again(&mut self) -> io::Result<()> {
         // SAFETY: no memory is passed.
         check(unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, self.tid, 0, 0) })?;
         loop {
@@ -198,7 +204,7 @@ impl Stopped {
     }
 
     /// Lets the thread run to the entry or the exit of a system call.
-    fn run_to_call(&mut self) -> io::Result<()> {
+    pub(crate) fn run_to_call(&mut self) -> io::Result<()> {
         loop {
             resume(self.tid, libc::PTRACE_SYSCALL, 0)?;
             match wait(self.tid, None)? {
@@ -226,7 +232,7 @@ impl Stopped {
 }
 
 /// Whether the registers are those of a call that the kernel will make again: an errno of -512 to -516.
-fn is_interrupted(registers: &Registers) -> bool {
+pub(crate) fn is_interrupted(registers: &Registers) -> bool {
     registers.orig_rax.cast_signed() >= 0 && (-516..=-512).contains(&registers.rax.cast_signed())
 }
 

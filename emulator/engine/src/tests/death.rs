@@ -370,7 +370,7 @@ fn a_reader_at_any_step_of_a_record_loses_nothing() {
         for cookie in (2..25).filter(|&cookie| cookie != 5) {
             assert!(reported.contains(&cookie), "step {n}: {cookie} of {reported:?}");
         }
-        assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 12]);
+        assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 13]);
         check(&engine, &ME, &live(), 0);
     }
 }

@@ -93,7 +93,7 @@ fn a_million_regions_in_random_order() {
     }
     assert_eq!(engine.regions(), 0);
     assert!(!engine.may_hit(PageRange::ALL));
-    assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 12]);
+    assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 13]);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_small_context_stays_small_whatever_it_does() {
         assert_eq!(read(&engine, 128).unwrap(), model.read(128, false).unwrap());
     }
     assert!(!engine.is_readable());
-    assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 12]);
+    assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 13]);
     let bytes = memory.resident_pages() * 4096;
     std::println!("{bytes} bytes for 100 regions");
     assert!(bytes <= 256 << 10, "{bytes}");
@@ -158,7 +158,7 @@ fn growing_through_ring_and_table_sizes_keeps_the_order() {
         }
     }
     assert_eq!(next, 20_000);
-    assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 12]);
+    assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 13]);
 }
 
 #[test]
@@ -205,5 +205,5 @@ fn a_full_arena_refuses_and_stays_whole() {
         engine.unregister(&ME, cookie).unwrap();
     }
     assert_eq!(engine.regions(), 1000);
-    assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 12]);
+    assert_eq!(Reason::ALL.map(|reason| engine.statistics().everything(reason)), [0; 13]);
 }
