@@ -17,6 +17,7 @@
 //! takes it.
 
 mod caller;
+mod calls;
 mod clerk;
 mod context;
 mod crowded;
