@@ -15,6 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use ummunotify_abi::config::SHIM_FILE;
+use ummunotify_sys::process::Ignored;
 
 /// The library as it was built together with this binary.
 pub const EMBEDDED: &[u8] = include_bytes!(env!("UMMUNOTIFY_SHIM_PATH"));
@@ -230,6 +231,8 @@ fn write_new(directory: &Path, path: &Path, library: &[u8]) -> Result<(), Unfit>
     let _ = fs::remove_file(&temporary);
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
+    // A limit of the size of files (ulimit -f) is an error like others, and no death.
+    let _alive = Ignored::new(libc::SIGXFSZ);
     let written = options
         .open(&temporary)
         .map_err(call("create"))

@@ -283,9 +283,11 @@ fn explain(what: &str, errno: c_int) -> c_int {
         Part::Errno(errno),
         Part::Text(match errno {
             libc::EMFILE => {
-                "; the client needs eight free descriptors for a moment, the supervisor 20 (ulimit -n)"
+                "; the client needs eight free descriptors for a moment, the supervisor 24 (ulimit -n)"
             }
             libc::EAGAIN => "; an open starts two processes (ulimit -u)",
+            libc::EFBIG => "; a context's table is a file of 480 MiB, hardly ever filled (ulimit -f)",
+            libc::ENOMEM => "; a context's table takes 480 MiB of addresses, hardly any of it memory (ulimit -v)",
             _ => "",
         }),
     ]);
@@ -304,7 +306,7 @@ const COMMAND: [u8; SUPERVISE_COMMAND.len() + 1] = {
 };
 
 /// Descriptors that a supervisor of one context uses, and some to spare.
-const SUPERVISOR_DESCRIPTORS: u64 = 20;
+const SUPERVISOR_DESCRIPTORS: u64 = 24;
 
 /// Entries of the supervisor's environment, with its end.
 const VARIABLES: usize = 32;

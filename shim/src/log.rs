@@ -92,6 +92,7 @@ fn name(errno: c_int) -> Option<&'static str> {
         libc::EFAULT => "EFAULT",
         libc::EBUSY => "EBUSY",
         libc::EINVAL => "EINVAL",
+        libc::EFBIG => "EFBIG",
         libc::EMFILE => "EMFILE",
         libc::ENFILE => "ENFILE",
         libc::ENOEXEC => "ENOEXEC",

@@ -394,13 +394,15 @@ fn too_few_descriptors_are_emfile() {
     let client = stage.client(&program("open_once"));
     let (mut opened, mut refused) = (0, 0);
     // With less than four the loader itself can't work.
-    for limit in 4..=24 {
+    for (limit, layers) in (4..=26).flat_map(|limit| ["notify", "notify,fault"].map(|layers| (limit, layers)))
+    {
         let how = format!("nofile={limit}");
         let outcome = stage
             .program(Mode::Native, Account::Ordinary, &confine)
             .args([&how, text(&client)])
             .env("CONFINED_PRELOAD", stage.shim())
             .env(ENV_BINARY, stage.binary())
+            .env(ENV_TRAP, layers)
             .limit(LIMIT)
             .run();
         if outcome.code() == Some(0) {
@@ -426,6 +428,65 @@ fn no_further_process_is_eagain() {
         return;
     }
     confined("nproc=0", Account::Ordinary, "auto", "EAGAIN", &["EAGAIN", "process"]);
+}
+
+#[test]
+fn too_small_a_file_size_is_efbig() {
+    confined("fsize=1048576", Account::Ordinary, "auto", "EFBIG", &["EFBIG", "ulimit -f"]);
+}
+
+/// The first `run` of a user writes the library.
+#[test]
+fn a_library_that_cannot_be_written_kills_the_command() {
+    let stage = Stage::new();
+    let confine = stage.client(&program("confine"));
+    let binary = stage.binary();
+    fs::remove_file(stage.shim()).expect("the stage is ours");
+    for account in Account::available() {
+        let nowhere = stage.work().join(format!("cache-{account:?}"));
+        fs::create_dir(&nowhere).expect("the work folder is ours");
+        permit(&nowhere, 0o777);
+        let outcome = stage
+            .program(Mode::Native, account, &confine)
+            .args(["fsize=1000", text(&binary), "run", "--", "true"])
+            .env("XDG_CACHE_HOME", &nowhere)
+            .limit(LIMIT)
+            .run();
+        // Another place may hold the library since an earlier run.
+        if outcome.code() != Some(0) {
+            assert_complaint(&outcome, 125, &["write", "File too large"]);
+        }
+    }
+}
+
+#[test]
+fn too_few_addresses_are_enomem() {
+    confined("as=200000000", Account::Ordinary, "auto", "ENOMEM", &["ENOMEM", "ulimit -v"]);
+}
+
+/// Whatever is opened first gets their numbers.
+#[test]
+fn closed_standard_descriptors_are_in_the_way() {
+    let stage = Stage::new();
+    let confine = stage.client(&program("confine"));
+    let name = &["badly_used/open_once.c"];
+    let clients = [
+        stage.client(&program("open_once")),
+        stage.client(&Client::program("badly-used-open_once", name).fixed()),
+    ];
+    let binary = stage.binary();
+    for (account, client) in
+        Account::available().into_iter().flat_map(|a| clients.iter().map(move |c| (a, c)))
+    {
+        let outcome = stage
+            .program(Mode::Native, account, &confine)
+            .args(["closed", text(&binary), "run", "--", text(client)])
+            .limit(LIMIT)
+            .run();
+        outcome.assert_success();
+        assert_eq!(outcome.stdout, "open: ok\n", "{outcome}");
+        stage.assert_nothing_left();
+    }
 }
 
 #[test]

@@ -124,11 +124,15 @@ fn a_ring_is_had_although_rings_are_denied() {
         let program = under(&stage, Mode::EMULATED[nth % 2], account, None, &watched).arg("denied");
         program.env(ENV_IO_URING, "deny").run().assert_success();
     }
-    let outcome = under(&stage, Mode::Run, Account::Ordinary, None, &watched)
-        .run_option("--io-uring=deny")
-        .arg("denied")
-        .run();
-    outcome.assert_success();
+    // Under run no ring comes before the device, nor by a layer without a filter of its own.
+    for account in Account::available() {
+        for layers in [None, Some("inline,notify"), Some("trace"), Some("fault")] {
+            let program = under(&stage, Mode::Run, account, layers, &watched).run_option("--io-uring=deny");
+            // The layer fault watches without a ring.
+            let then = if layers == Some("fault") { "only-registered" } else { "denied" };
+            program.args(["denied-before", then]).run().assert_success();
+        }
+    }
 }
 
 /// What is watched is what is registered, as long as it is, and without harm to a mapping of which it is a part.

@@ -6,9 +6,10 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use anyhow::Context as _;
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use ummunotify::trap::policy::Band;
 use ummunotify::trap::{Filter, Policy};
@@ -112,6 +113,7 @@ fn request(op: Op, argument: u64) -> [u8; size_of::<wire::Request>()] {
 fn supervise(control: OwnedFd, band: Band) -> ! {
     // Before the descriptors go: the log file may be named by a path that means something here only.
     let keeps_stderr = keeps_stderr();
+    let control = off_the_standard(control);
     arrange_descriptors(&control, keeps_stderr);
     process::reset_signals();
     process::raise_descriptor_limit();
@@ -131,6 +133,15 @@ fn keeps_stderr() -> bool {
     let is = |name: &str, values: &[&str]| std::env::var(name).is_ok_and(|v| values.contains(&v.as_str()));
     std::env::var_os(config::ENV_LOG_FILE).is_none_or(|path| path.is_empty())
         && (is(config::ENV_STATS, &["1"]) || is(config::ENV_LOG, &["info", "debug"]))
+}
+
+/// The socket has a standard descriptor's number where those were closed.
+fn off_the_standard(control: OwnedFd) -> OwnedFd {
+    match fcntl(&control, FcntlArg::F_DUPFD_CLOEXEC(3)) {
+        // SAFETY: the kernel has just made it for us.
+        Ok(copy) => unsafe { OwnedFd::from_raw_fd(copy) },
+        Err(_) => control,
+    }
 }
 
 /// Leaves this process the one descriptor, and nothing of whoever started it.

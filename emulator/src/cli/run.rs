@@ -11,8 +11,10 @@ use anyhow::Context as _;
 use ummunotify::available;
 use ummunotify::backend::{Backend as _, Choice, Kmod};
 use ummunotify::shimfile;
+use ummunotify::trap::Filter;
 use ummunotify::trap::layers::{FaultLayer, Layers, Net, Rings};
 use ummunotify_abi::config;
+use ummunotify_sys::seccomp;
 
 use super::command::{self, Kind, Program};
 use super::enclosure;
@@ -43,6 +45,9 @@ pub(super) fn main(options: &RunArguments) -> Result<i32, Failure> {
     let binary = own_path().map_err(|error| Failure { error, code: EXIT_CANNOT })?;
     let shim = shimfile::find(&binary).map_err(|e| Failure { error: e.into(), code: EXIT_CANNOT })?;
     settings.export(&binary, &shim.path);
+    if !program.gains_privileges {
+        settings.deny_rings()?;
+    }
     if program.kind == Kind::Static && !program.gains_privileges && settings.emulates() {
         let name = program.image.display().to_string();
         let help = "it is statically linked: see `ummunotify doctor`, or use --backend kmod";
@@ -127,6 +132,27 @@ impl Settings {
             self.layers
         );
         enclosure::enclose(name)
+    }
+
+    /// Refuses rings to this process and all that it becomes or starts, before any can be made. The filter that comes
+    /// with the first open of the device is too late for that, and the layer fault alone has none.
+    fn deny_rings(&self) -> Result<(), Failure> {
+        if self.rings != Rings::Deny {
+            return Ok(());
+        }
+        match (seccomp::restrict(&Filter::bytes(&Filter::without_rings())), self.layers.net) {
+            (Ok(()), _) => {}
+            (Err(e), Net::None) => {
+                let message =
+                    format!("--io-uring=deny: a seccomp filter: {e}; allow it, or use --trap trace");
+                return Err(Failure::new(EXIT_CANNOT, message));
+            }
+            (Err(e), _) => complain(&format!(
+                "notice: --io-uring=deny: a seccomp filter: {e}. Rings are refused from the first open of the device on, \
+                 not before"
+            )),
+        }
+        Ok(())
     }
 
     /// Says once what can't be seen here although it was asked for, or matters.

@@ -22,6 +22,7 @@ use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_engine::{Begin, Reason};
 use ummunotify_sys::uffd::Watch;
 
+use super::calls::{CALLS, Call, Calls};
 use super::context::{Context, lock};
 use super::host::SupervisorHost;
 use super::log;
@@ -32,19 +33,6 @@ use super::{task, watcher};
 use crate::target::maps::{self, Mapping, Name};
 use crate::target::{KernelTraits, Target};
 use crate::trap::operation::{ADDRESS_END, Operation, Reach};
-
-/// A trapped call that was let go and may be followed by events.
-#[derive(Debug)]
-pub struct Call {
-    /// What it does.
-    pub operation: Operation,
-    /// The widest ranges that it may touch.
-    pub reach: Vec<PageRange>,
-    /// Where each context stood before anything of it was recorded, by the context's number.
-    pub begins: HashMap<u64, Begin>,
-    /// What was recorded for it. In a context without regions there, that is all it may touch.
-    pub recorded: Vec<PageRange>,
-}
 
 /// What [`Fault::order`] doesn't guard.
 #[derive(Debug, Default)]
@@ -63,10 +51,8 @@ struct State {
     offs: u64,
     /// Ranges that became armed without being registered: the new places of moved mappings.
     stray: Ranges,
-    /// The last trapped call of each task, if it may cause events.
-    calls: HashMap<u32, Call>,
-    /// How many of them there may be before those of tasks that have ended are dropped.
-    crowded: usize,
+    /// The trapped calls on their way that may cause events.
+    calls: Calls,
     /// The last trapped call of each task that would fail if the watch parted a mapping meanwhile, and was let go since
     /// it didn't: what it touches.
     acting: HashMap<u32, PageRange>,
@@ -142,9 +128,6 @@ pub struct Fault {
 /// How long a registration waits for a call.
 const AWAIT: Duration = Duration::from_secs(2);
 
-/// Calls that are kept without a look at who made them.
-const CALLS: usize = 256;
-
 /// How many probes may be spent on finding out which pages of a range are registered by nobody else.
 const PROBES: usize = 512;
 
@@ -214,28 +197,21 @@ impl Fault {
             let begins = contexts.iter().map(|c| (c.number, c.engine.begin())).collect();
             let reach: Vec<_> = reach.ranges().collect();
             let call = Call { operation: *operation, recorded: reach.clone(), reach, begins };
-            state.calls.insert(tid, call);
-            if state.calls.len() > state.crowded.max(CALLS) {
-                state.calls.retain(|tid, _| task::exists(*tid));
-                state.crowded = 2 * state.calls.len();
-            }
+            state.calls.begin(tid, Some(call));
         } else {
-            // The last one is over, since the task makes another.
-            state.calls.remove(&tid);
+            state.calls.begin(tid, None);
         }
     }
 
     /// What was recorded for the call of task `tid`.
     pub fn recorded(&self, tid: u32, pieces: &[PageRange]) {
-        if self.is_on()
-            && let Some(call) = lock(&self.state).calls.get_mut(&tid)
-        {
-            call.recorded = pieces.to_vec();
+        if self.is_on() {
+            lock(&self.state).calls.recorded(tid, pieces);
         }
     }
 
     /// Runs `f` on the calls that may be on their way.
-    pub fn with_calls<T>(&self, f: impl FnOnce(&mut HashMap<u32, Call>) -> T) -> T {
+    pub fn with_calls<T>(&self, f: impl FnOnce(&mut Calls) -> T) -> T {
         f(&mut lock(&self.state).calls)
     }
 

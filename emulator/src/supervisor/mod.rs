@@ -19,6 +19,7 @@
 mod attach;
 mod attachment;
 mod caller;
+mod calls;
 mod clerk;
 mod context;
 mod crowded;

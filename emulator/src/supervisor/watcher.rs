@@ -27,10 +27,10 @@ use ummunotify_abi::PageRange;
 use ummunotify_engine::{Begin, Engine, Host, Reason, Recorded};
 use ummunotify_sys::uffd::{Change, Watch};
 
+use super::calls::{Calls, range_of};
 use super::context::Context;
 use super::log;
 use super::space::Space;
-use crate::trap::operation::Operation;
 
 /// Starts the thread.
 pub fn start(space: Arc<Space>, watch: Arc<Watch>, stop: Arc<EventFd>) -> io::Result<()> {
@@ -77,7 +77,8 @@ fn event(space: &Space, watch: &Watch) -> nix::Result<()> {
     let change = watch.next();
     let mut range = None;
     if let Ok(Some(change)) = &change {
-        let explained = explain(space, change);
+        let trusted = !space.fault.bypass();
+        let explained = space.fault.with_calls(|calls| calls.explain(change, trusted));
         // Moving a length of 0 makes a second mapping of a shared one, and changes nothing of the first.
         range = Some(range_of(change)).filter(|range| !range.is_empty() && !explained);
         log::debug!(
@@ -92,7 +93,10 @@ fn event(space: &Space, watch: &Watch) -> nix::Result<()> {
     let change = match change {
         Ok(Some(change)) => change,
         // The thread that waited was killed.
-        Ok(None) => return Ok(()),
+        Ok(None) => {
+            space.fault.with_calls(Calls::done);
+            return Ok(());
+        }
         Err(e) => return Err(e.raw_os_error().map_or(Errno::EIO, Errno::from_raw)),
     };
     if let (false, Some(range)) = (doubtful, range)
@@ -129,18 +133,13 @@ pub(super) fn fulfil(context: &Context, begin: Begin, range: Option<PageRange>) 
     }
 }
 
-fn range_of(change: &Change) -> PageRange {
-    match *change {
-        Change::Unmapped { start, end } | Change::Dropped { start, end } => PageRange::new(start, end),
-        Change::Moved { from, len, .. } => PageRange::new(from, from.saturating_add(len)),
-    }
-}
-
 /// Records the ends of all calls that are on their way: which of them the event belongs to isn't known before it is
 /// read. True if there are none.
 fn end_calls(space: &Space, contexts: &[Arc<Context>]) -> bool {
     space.fault.with_calls(|calls| {
-        for call in calls.values_mut() {
+        let calls = calls.read();
+        let none = calls.len() == 0;
+        for call in calls {
             for context in contexts {
                 // A context that was opened since has only regions that are newer.
                 let begin = call.begins.get(&context.number).copied().unwrap_or(Begin::EVER);
@@ -150,7 +149,7 @@ fn end_calls(space: &Space, contexts: &[Arc<Context>]) -> bool {
                 }
             }
         }
-        calls.is_empty()
+        none
     })
 }
 
@@ -161,31 +160,6 @@ pub(super) fn end(context: &Context, begin: Begin, range: PageRange) {
         Recorded::Missed => {}
         Recorded::Hit | Recorded::Everything => context.ring(),
     }
-}
-
-/// Whether a call on its way has recorded this change: then every region there was hit when the call began, or is
-/// newer and was hit by [`end_calls`], whoever causes the change. While nothing goes past the filter the change is
-/// the call's own, and what was found out about it stands: a call that fails has an event as well.
-/// A call whose last event it is, is over.
-fn explain(space: &Space, change: &Change) -> bool {
-    let range = range_of(change);
-    let trusted = !space.fault.bypass();
-    let covers = |piece: &PageRange| piece.start <= range.start && range.end <= piece.end;
-    space.fault.with_calls(|calls| {
-        let mut explained = calls.values().any(|call| call.recorded.iter().any(covers));
-        if !explained && trusted {
-            // One event each: what comes after it is somebody else's.
-            let by = calls.iter().find(|(_, call)| call.reach.iter().any(covers)).map(|(tid, _)| *tid);
-            explained = by.and_then(|tid| calls.remove(&tid)).is_some();
-        }
-        if matches!(change, Change::Unmapped { .. }) {
-            calls.retain(|_, call| match call.operation {
-                Operation::Munmap { start, .. } | Operation::MmapFixed { start, .. } => start != range.start,
-                _ => true,
-            });
-        }
-        explained
-    })
 }
 
 /// All that is needed of it is that it wakes.

@@ -7,9 +7,11 @@
 
 use std::collections::BTreeMap;
 
+use nix::errno::Errno;
+
 use crate::trap::bpf::{Assembler, JUMP_ANY_BIT, JUMP_AT_LEAST, JUMP_EQUAL, Label, SockFilter};
 use crate::trap::policy::{
-    ARCH_I386, ARCH_X86_64, Band, DEVICE, I386, Policy, Rule, Test, X32_BIT, X32_OWN, X86_64,
+    self, ARCH_I386, ARCH_X86_64, Band, DEVICE, I386, Policy, Rule, Test, X32_BIT, X32_OWN, X86_64,
 };
 
 /// `SECCOMP_RET_USER_NOTIF`.
@@ -20,6 +22,9 @@ pub const TRACE: u32 = 0x7ff0_0000 | TRACE_DATA;
 pub const TRACE_DATA: u32 = 0x554d;
 /// `SECCOMP_RET_ALLOW`.
 pub const ALLOW: u32 = 0x7fff_0000;
+
+/// `SECCOMP_RET_ERRNO`.
+const FAIL: u32 = 0x0005_0000;
 
 /// Offsets in `struct seccomp_data`.
 const NR: u32 = 0;
@@ -73,6 +78,21 @@ impl Filter {
         b.tests();
         b.end(watched, policy);
         b.asm.finish()
+    }
+
+    /// The program that answers EPERM to io_uring_setup, by whatever entry, and asks nobody.
+    pub fn without_rings() -> Vec<SockFilter> {
+        let mut asm = Assembler::new();
+        let (setup, other) = (asm.label(), asm.label());
+        asm.load(NR);
+        // One number in both tables; x32 has it with a bit of its own.
+        asm.and(!X32_BIT);
+        asm.branch(JUMP_EQUAL, policy::nr::IO_URING_SETUP, setup, other);
+        asm.bind(setup);
+        asm.ret(FAIL | Errno::EPERM as u32);
+        asm.bind(other);
+        asm.ret(ALLOW);
+        asm.finish()
     }
 
     /// The program as bytes, for the wire.
@@ -367,6 +387,23 @@ mod tests {
         let expected = if watched(arch, nr, args, ip, policy) { NOTIFY } else { ALLOW };
         let (got, _) = interpreter::run(program, &data(arch, nr, args, ip));
         assert_eq!(got, expected, "arch {arch:#x} nr {nr:#x} args {args:x?} ip {ip:#x} {policy:x?}");
+    }
+
+    #[test]
+    fn a_ring_is_made_by_some_entry() {
+        let program = Filter::without_rings();
+        let entries = [(ARCH_X86_64, 425), (ARCH_X86_64, 425 | X32_BIT), (ARCH_I386, 425)];
+        for (arch, nr) in entries {
+            assert_eq!(
+                interpreter::run(&program, &data(arch, nr, &[0; 6], 0)).0,
+                0x0005_0001,
+                "{arch:#x} {nr:#x}"
+            );
+            for other in [nr - 1, nr + 1, nr & X32_BIT] {
+                assert_eq!(interpreter::run(&program, &data(arch, other, &[0; 6], 0)).0, ALLOW);
+                assert!(interpreter::is_cached(&program, arch, other), "{other:#x}");
+            }
+        }
     }
 
     /// Words at which some test of some argument flips.

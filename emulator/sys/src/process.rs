@@ -74,6 +74,30 @@ pub fn ignore_signal(signal: i32) {
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
+/// As long as it lives, this process ignores a signal that its own calls can cause.
+#[derive(Debug)]
+pub struct Ignored {
+    signal: i32,
+    before: libc::sighandler_t,
+}
+
+impl Ignored {
+    /// Ignores `signal`. What it did before comes back with the end, also if that was to ignore it.
+    pub fn new(signal: i32) -> Self {
+        // SAFETY: SIG_IGN installs no code of ours.
+        Self { signal, before: unsafe { libc::signal(signal, libc::SIG_IGN) } }
+    }
+}
+
+impl Drop for Ignored {
+    fn drop(&mut self) {
+        if self.before != libc::SIG_ERR {
+            // SAFETY: what stood there before.
+            unsafe { libc::signal(self.signal, self.before) };
+        }
+    }
+}
+
 /// Raises the soft limit on the size of files (and of a memfd) to the hard one; failing is no harm, the
 /// `ftruncate` that needs it then says so.
 pub fn raise_file_size_limit() {

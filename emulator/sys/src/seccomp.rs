@@ -1,4 +1,4 @@
-//! Putting a filter with a listener on the calling process, and handing the listener over (seccomp(2)).
+//! Putting a filter on the calling process, and handing its listener over (seccomp(2)).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -15,34 +15,41 @@ const WAIT_KILLABLE_RECV: libc::c_ulong = 1 << 5;
 /// # Errors
 /// EBUSY: somebody listens to this process already. EPERM, EACCES, ENOSYS, EINVAL: forbidden or unknown here.
 pub fn install(program: &[u8]) -> io::Result<OwnedFd> {
-    let len = u16::try_from(program.len() / size_of::<libc::sock_filter>()).map_err(io::Error::other)?;
-    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
-    let install = |flags: libc::c_ulong| {
-        // SAFETY: a program of the length stated; the kernel copies it, from any alignment.
-        check(unsafe {
-            libc::syscall(
-                libc::SYS_seccomp,
-                libc::SECCOMP_SET_MODE_FILTER,
-                flags | libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
-                &raw const program,
-            )
-        })
-    };
-    let best = || match install(WAIT_KILLABLE_RECV) {
+    let install = |flags| set_filter(program, flags | libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
+    let fd = match install(WAIT_KILLABLE_RECV) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => install(0),
         done => done,
     };
-    let done = match best() {
+    let fd = i32::try_from(fd?).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Installs `program`, which asks nobody, on the calling thread and whatever it becomes. no_new_privs as above.
+///
+/// # Errors
+/// EPERM, EACCES, ENOSYS, EINVAL: forbidden or unknown here.
+pub fn restrict(program: &[u8]) -> io::Result<()> {
+    set_filter(program, 0).map(drop)
+}
+
+fn set_filter(program: &[u8], flags: libc::c_ulong) -> io::Result<i64> {
+    let len = u16::try_from(program.len() / size_of::<libc::sock_filter>()).map_err(io::Error::other)?;
+    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
+    let set = || {
+        // SAFETY: a program of the length stated; the kernel copies it, from any alignment.
+        check(unsafe {
+            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)
+        })
+    };
+    match set() {
         Err(e) if e.raw_os_error() == Some(libc::EACCES) => {
             // SAFETY: sets a flag of this task alone.
             unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-            best()
+            set()
         }
         done => done,
-    };
-    let fd = i32::try_from(done?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
 }
 
 /// Sends a packet, with a descriptor if one is given, and receives one. It allocates nothing: a call that the filter

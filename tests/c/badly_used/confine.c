@@ -9,6 +9,9 @@
  *   deny=CALL        the system call answers EPERM; several are separated by commas
  *   nofile=N         no descriptor from N on
  *   nproc=0          no further process of this user
+ *   fsize=N          no file longer than N bytes
+ *   as=N             no more than N bytes of addresses
+ *   closed           no standard descriptor but the output
  *
  * The variable CONFINED_PRELOAD becomes LD_PRELOAD for the command, so that this program runs without it.
  */
@@ -218,6 +221,15 @@ int main(int argc, char **argv)
         limit(RLIMIT_NOFILE, how + 7);
     else if (strncmp(how, "nproc=", 6) == 0)
         limit(RLIMIT_NPROC, how + 6);
+    else if (strncmp(how, "fsize=", 6) == 0)
+        limit(RLIMIT_FSIZE, how + 6);
+    else if (strncmp(how, "as=", 3) == 0)
+        limit(RLIMIT_AS, how + 3);
+    else if (strcmp(how, "closed") == 0) {
+        /* From which on the lowest free numbers are those. */
+        close(0);
+        close(2);
+    }
     else if (strcmp(how, "nothing") != 0) {
         fprintf(stderr, "confine: what is %s?\n", how);
         return 99;

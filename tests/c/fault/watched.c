@@ -222,6 +222,19 @@ static void denied(void)
 	must(munmap(a, PAGE) == 0 && *counter == 1 && drain(device, NULL) == 1);
 }
 
+/* Before there is a filter of the device's. */
+static void denied_before(void)
+{
+	struct ring ring = { 0 };
+
+	must(ring_open(&ring) == -EPERM);
+	pid_t child = fork();
+	if (child == 0)
+		_exit(ring_open(&ring) != -EPERM);
+	int status = -1;
+	must(waitpid(child, &status, 0) == child && status == 0);
+}
+
 /* ---- what is watched, and for how long ---- */
 
 static void only_registered(void)
@@ -439,6 +452,7 @@ static const struct {
 	{ "ring-after", ring_after },
 	{ "ring-without-descriptor", ring_without_descriptor },
 	{ "denied", denied },
+	{ "denied-before", denied_before },
 	{ "only-registered", only_registered },
 	{ "parted-mappings", parted_mappings },
 	{ "parted-by-many", parted_by_many },
