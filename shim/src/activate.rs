@@ -287,7 +287,9 @@ fn explain(what: &str, errno: c_int) -> c_int {
             }
             libc::EAGAIN => "; an open starts two processes (ulimit -u)",
             libc::EFBIG => "; a context's table is a file of 480 MiB, hardly ever filled (ulimit -f)",
-            libc::ENOMEM => "; a context's table takes 480 MiB of addresses, hardly any of it memory (ulimit -v)",
+            libc::ENOMEM => {
+                "; a context's table takes 480 MiB of addresses, hardly any of it memory (ulimit -v)"
+            }
             _ => "",
         }),
     ]);

@@ -26,7 +26,9 @@ pub fn chosen() -> Result<Layers, c_int> {
             Part::Text(config::ENV_TRAP),
             Part::Text(" is "),
             Part::Bytes(list),
-            Part::Text("; it can be auto, notify, trace or inline,notify, with or without fault, or fault alone"),
+            Part::Text(
+                "; it can be auto, notify, trace or inline,notify, with or without fault, or fault alone",
+            ),
         ]);
         libc::EINVAL
     })
