@@ -34,6 +34,9 @@ use crate::target::maps::{self, Mapping, Name};
 use crate::target::{KernelTraits, Target};
 use crate::trap::operation::{ADDRESS_END, Operation, Reach};
 
+/// Where contexts stood, by their numbers.
+pub type Begins = HashMap<u64, Begin>;
+
 /// What [`Fault::order`] doesn't guard.
 #[derive(Debug, Default)]
 struct State {
@@ -451,17 +454,35 @@ impl Space {
         }
     }
 
+    /// Where each context stands.
+    pub fn begins(&self) -> Begins {
+        self.contexts().iter().map(|context| (context.number, context.engine.begin())).collect()
+    }
+
     /// Takes the watch off a range, for a call of task `tid` that would fail on it, until [`Self::tend`]. `last` is
-    /// what is still to be recorded for the call, in every context that isn't spared.
+    /// what is still to be recorded for the call, in every context that isn't spared; it was found out after `begins`.
+    /// What was registered since isn't regarded in it, and may be in use already: then it is all that the call touches.
     pub fn take_off(
         self: &Arc<Self>,
         tid: u32,
         range: PageRange,
         last: Option<PageRange>,
+        begins: &Begins,
         spared: &[u64],
         kernel: &KernelTraits,
     ) {
+        // Whoever registers something there from here on waits for the call.
         let _order = lock(&self.fault.order);
+        let moved = |context: &Arc<Context>| {
+            begins.get(&context.number).is_none_or(|begin| !context.engine.unmoved(*begin))
+        };
+        let last = if self.contexts().iter().any(moved) {
+            let all = last
+                .map_or(range, |last| PageRange::new(last.start.min(range.start), last.end.max(range.end)));
+            Some(all)
+        } else {
+            last
+        };
         let armed = match self.arming(kernel) {
             Some(arming) => {
                 let armed = lock(&self.fault.state).armed.over(range);

@@ -467,7 +467,7 @@ impl MainLoop {
         let spared = spared.to_vec();
         self.aside(held, spaces.to_vec(), PageRange::ALL, move |shared| {
             for space in off {
-                space.take_off(tid, range, Some(PageRange::ALL), &spared, &shared.kernel);
+                space.take_off(tid, range, Some(PageRange::ALL), &space.begins(), &spared, &shared.kernel);
                 space.tend(&shared.kernel);
             }
         });

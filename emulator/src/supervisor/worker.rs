@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, Sender};
 use ummunotify_abi::PageRange;
 use ummunotify_engine::Reason;
 
+use super::fault::Begins;
 use super::gate::{Gate, Held};
 use super::log;
 use super::space::Space;
@@ -95,6 +96,8 @@ pub fn run(jobs: &Receiver<Arc<Job>>, gate: &Gate, kernel: &KernelTraits, findin
             continue;
         }
         let spaces = if job.proof { prove(&job, kernel, findings) } else { job.candidates.clone() };
+        // What is registered from here on may not be among what the look finds worth telling.
+        let begins: Vec<Begins> = spaces.iter().map(|space| space.begins()).collect();
         let effect = match spaces.as_slice() {
             [] => Effect::Pieces(Vec::new()),
             [first, others @ ..] => {
@@ -115,7 +118,7 @@ pub fn run(jobs: &Receiver<Arc<Job>>, gate: &Gate, kernel: &KernelTraits, findin
         }
         log::debug!("task {}: {:?}: {:x?}", job.tid, job.operation, effect);
         let mut aside = Vec::new();
-        for space in &spaces {
+        for (space, begins) in spaces.iter().zip(&begins) {
             let off = off_for(space, &job, kernel);
             match &effect {
                 Effect::Pieces(pieces) => {
@@ -126,14 +129,14 @@ pub fn run(jobs: &Receiver<Arc<Job>>, gate: &Gate, kernel: &KernelTraits, findin
                     };
                     space.record(now, &job.spared);
                     if let Some(range) = off {
-                        space.take_off(job.tid, range, last, &job.spared, kernel);
+                        space.take_off(job.tid, range, last, begins, &job.spared, kernel);
                     }
                     space.fault.recorded(job.tid, pieces);
                 }
                 Effect::All(_) => {
                     space.invalidate_all_but(Reason::Unreadable, &job.spared);
                     if let Some(range) = off {
-                        space.take_off(job.tid, range, Some(PageRange::ALL), &job.spared, kernel);
+                        space.take_off(job.tid, range, Some(PageRange::ALL), begins, &job.spared, kernel);
                     }
                     space.fault.recorded(job.tid, &[PageRange::ALL]);
                 }
