@@ -15,7 +15,7 @@
 use std::io;
 
 use crate::check;
-use crate::ptrace::{Registers, Stopped, is_interrupted};
+use crate::ptrace::{Registers, Stopped, about_to_call, is_interrupted};
 
 /// Bytes that the instructions take at most.
 const ROOM: usize = 256;
@@ -139,20 +139,7 @@ impl Errand {
     }
 
     fn start(&mut self, entry: u64, number: i64, arguments: [u64; 6]) -> io::Result<()> {
-        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
-        let registers = Registers {
-            rip: self.place.0 + entry,
-            rax: number.cast_unsigned(),
-            // Not inside a call: nothing is made again when it goes on.
-            orig_rax: u64::MAX,
-            rdi,
-            rsi,
-            rdx,
-            r10,
-            r8,
-            r9,
-            ..self.before
-        };
+        let registers = about_to_call(&self.before, self.place.0 + entry, number, arguments);
         // From here on the instructions bring the thread back. Blocked signals come after that: those they restore.
         self.stopped.set_registers(&registers)?;
         self.stopped.block(u64::MAX)

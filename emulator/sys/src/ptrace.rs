@@ -183,20 +183,7 @@ impl Stopped {
     }
 
     fn call(&mut self, at: &Registers, behind: u64, number: i64, arguments: [u64; 6]) -> io::Result<i64> {
-        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
-        let registers = Registers {
-            rip: behind.wrapping_sub(2),
-            rax: number.cast_unsigned(),
-            // Not inside a call: nothing is made again when it goes on.
-            orig_rax: u64::MAX,
-            rdi,
-            rsi,
-            rdx,
-            r10,
-            r8,
-            r9,
-            ..*at
-        };
+        let registers = about_to_call(at, behind.wrapping_sub(2), number, arguments);
         self.set_registers(&registers)?;
         self.run_to_call()?;
         self.run_to_call()?;
@@ -234,6 +221,24 @@ impl Stopped {
 /// Whether the registers are those of a call that the kernel will make again: an errno of -512 to -516.
 pub(crate) fn is_interrupted(registers: &Registers) -> bool {
     registers.orig_rax.cast_signed() >= 0 && (-516..=-512).contains(&registers.rax.cast_signed())
+}
+
+/// The registers of a thread that is to make a call at `rip`; all others are those of `before`.
+pub(crate) fn about_to_call(before: &Registers, rip: u64, number: i64, arguments: [u64; 6]) -> Registers {
+    let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+    Registers {
+        rip,
+        rax: number.cast_unsigned(),
+        // Not inside a call: nothing is made again when it goes on.
+        orig_rax: u64::MAX,
+        rdi,
+        rsi,
+        rdx,
+        r10,
+        r8,
+        r9,
+        ..*before
+    }
 }
 
 fn resume(tid: libc::pid_t, request: libc::c_uint, signal: i32) -> io::Result<()> {
