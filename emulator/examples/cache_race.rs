@@ -2,8 +2,10 @@
 //! registration was given out.
 //!
 //! ```text
-//! cache_race reuse ROUNDS [blind]        threads map, register, check and unmap pages, and get each other's addresses
-//! cache_race revalidate ROUNDS [blind]   one thread unmaps and maps a page, another registers it as fast as it can
+//! cache_race reuse ROUNDS [blind]              threads map, register, check and unmap pages, and get each other's
+//!                                              addresses
+//! cache_race revalidate ROUNDS LEAST [blind]   one thread unmaps and maps a page, another registers it as fast as it
+//!                                              can; it goes on until that was in time LEAST times, or for a minute
 //! ```
 //!
 //! The adapter is the pretended one, which really pins. With `blind` the cache is told nothing, and must lose.
@@ -12,6 +14,7 @@ use std::collections::HashSet;
 use std::hint::black_box;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use ummunotify::cache::soft::{Nobody, Pinned, SoftAdapter};
 use ummunotify::cache::{Access, Cache, Limits, Monitor};
@@ -19,6 +22,8 @@ use ummunotify::client::Notifier;
 
 const PAGE: usize = 4096;
 const THREADS: u64 = 8;
+/// How long a race goes on after its rounds that shows too little.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn map(at: u64) -> u64 {
     let fixed = if at == 0 { 0 } else { libc::MAP_FIXED_NOREPLACE };
@@ -92,9 +97,10 @@ fn reuse<M: Monitor>(cache: &Cache<M, SoftAdapter>, rounds: u64) -> u64 {
 }
 
 /// While nothing is mapped at the place, nothing can be registered there: whatever the cache gives then is stale.
-fn revalidate<M: Monitor>(cache: &Cache<M, SoftAdapter>, rounds: u64) -> u64 {
+fn revalidate<M: Monitor>(cache: &Cache<M, SoftAdapter>, rounds: u64, least: u64) -> u64 {
     let (over, got) = (AtomicBool::new(false), AtomicU64::new(0));
-    let (mut stale, mut registered) = (0, 0);
+    let (mut stale, mut registered, mut round) = (0, 0, 0);
+    let mut due = None;
     let place = map(0);
     stamp(place, 1);
     std::thread::scope(|scope| {
@@ -104,7 +110,9 @@ fn revalidate<M: Monitor>(cache: &Cache<M, SoftAdapter>, rounds: u64) -> u64 {
                 std::thread::yield_now();
             }
         });
-        for round in 0..rounds {
+        while round < rounds
+            || registered < least && Instant::now() < *due.get_or_insert_with(|| Instant::now() + PATIENCE)
+        {
             unmap(place);
             // Only what is there already: asking for more would register a page that comes meanwhile.
             stale += u64::from(cache.get(place, 8, Access::LOCAL_WRITE).is_ok());
@@ -120,35 +128,39 @@ fn revalidate<M: Monitor>(cache: &Cache<M, SoftAdapter>, rounds: u64) -> u64 {
             if round % 2 == 0 {
                 stale += u64::from(get(cache, place) != round + 2);
             }
+            round += 1;
         }
         over.store(true, SeqCst);
     });
     let s = cache.statistics();
     println!(
-        "rounds={rounds} registered={registered} stale={stale} hits={} misses={} stale_at_birth={}",
+        "rounds={round} registered={registered} stale={stale} hits={} misses={} stale_at_birth={}",
         s.hits, s.misses, s.stale_at_birth
     );
     black_box(stale)
 }
 
-fn race<M: Monitor>(monitor: M, what: &str, rounds: u64) -> u64 {
+fn race<M: Monitor>(monitor: M, what: &str, rounds: u64, least: u64) -> u64 {
     let limits = Limits { entries: 64, bytes: u64::MAX };
     let cache = Cache::new(monitor, SoftAdapter, limits).expect("a cache");
     match what {
         "reuse" => reuse(&cache, rounds),
-        "revalidate" => revalidate(&cache, rounds),
+        "revalidate" => revalidate(&cache, rounds, least),
         other => panic!("no race {other}"),
     }
 }
 
 fn main() -> std::process::ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
-    let usage = "usage: cache_race reuse|revalidate ROUNDS [blind]";
+    let usage = "usage: cache_race reuse ROUNDS [blind] | revalidate ROUNDS LEAST [blind]";
     let what = arguments.get(1).expect(usage);
     let rounds = arguments.get(2).and_then(|n| n.parse().ok()).expect(usage);
-    let stale = match arguments.get(3).map(String::as_str) {
-        None => race(Notifier::open_nonblocking().expect("open /dev/ummunotify"), what, rounds),
-        Some("blind") => race(Nobody, what, rounds),
+    let least =
+        if what == "revalidate" { arguments.get(3).and_then(|n| n.parse().ok()).expect(usage) } else { 0 };
+    let rest = if what == "revalidate" { 4 } else { 3 };
+    let stale = match arguments.get(rest).map(String::as_str) {
+        None => race(Notifier::open_nonblocking().expect("open /dev/ummunotify"), what, rounds, least),
+        Some("blind") => race(Nobody, what, rounds, least),
         Some(_) => panic!("{usage}"),
     };
     std::process::ExitCode::from(u8::from(stale != 0))

@@ -12,6 +12,9 @@ use ummunotify_tests::{Account, Client, Mode, Outcome, Program, Stage, say, skip
 /// Nothing may hang: what takes longer than this does.
 const BOUND: Duration = Duration::from_secs(60);
 
+/// Longer than a race goes on that shows too little (tests/c/bout.h), which it says by its figures.
+const PATIENCE: Duration = Duration::from_secs(90);
+
 /// Exit code of a client that can't have what it needs here.
 const MISSING: i32 = 77;
 
@@ -105,7 +108,8 @@ fn requests_of_a_ring_by_a_static_program_are_missed() {
                 assert_eq!(outcome.stderr.matches("uses io_uring").count(), 1, "{outcome}");
             }
         }
-        let outcome = under(&stage, Mode::Run, account, None, &reuse).arg("2000").run();
+        let outcome =
+            under(&stage, Mode::Run, account, None, &reuse).args(["2000", "1"]).limit(PATIENCE).run();
         outcome.assert_success();
         assert!(figure(&outcome, "dropped") > 0, "nobody saw a dropped page: {outcome}");
         let denied = under(&stage, Mode::Run, account, None, &watched).run_option("--io-uring=deny");
@@ -264,7 +268,8 @@ fn the_fault_layer_alone_is_in_time() {
     let stage = Stage::new();
     let late = client(&stage, "late");
     for (nth, account) in Account::available().into_iter().enumerate() {
-        let outcome = under(&stage, Mode::Run, account, Some("fault"), &late).arg("2000").run();
+        let outcome =
+            under(&stage, Mode::Run, account, Some("fault"), &late).args(["2000", "1"]).limit(PATIENCE).run();
         outcome.assert_success();
         say(&format!("fault {account:?}: {}", outcome.stdout.trim_end()));
         assert!(
@@ -272,7 +277,8 @@ fn the_fault_layer_alone_is_in_time() {
             "its window isn't seen, so the next test means nothing: {outcome}"
         );
         assert!(outcome.stderr.contains("hears of an operation only when the memory is gone"), "{outcome}");
-        let outcome = under(&stage, Mode::EMULATED[nth % 2], account, Some(BOTH), &late).arg("2000").run();
+        let outcome =
+            under(&stage, Mode::EMULATED[nth % 2], account, Some(BOTH), &late).args(["2000", "0"]).run();
         outcome.assert_success();
         assert_eq!((figure(&outcome, "late"), figure(&outcome, "window")), (0, 0), "{outcome}");
     }
@@ -284,32 +290,36 @@ fn what_is_registered_again_too_early_stays_stale() {
     let stage = Stage::new();
     let revalidate = client(&stage, "revalidate");
     let rounds = rounds();
-    let limit = Duration::from_secs(60) + Duration::from_millis(15 * rounds);
+    let limit = PATIENCE + Duration::from_millis(15 * rounds);
     for (nth, account) in Account::available().into_iter().enumerate() {
         let rounds = if nth == 0 { rounds } else { rounds / 10 };
-        for kind in ["unmap", "move"] {
+        for kind in ["unmap", "move", "parted"] {
             let program = under(&stage, Mode::EMULATED[nth % 2], account, Some(BOTH), &revalidate);
-            let outcome = program.args([kind, &rounds.to_string()]).limit(limit).run();
+            // Rounds prove nothing in which the page wasn't taken in before its end.
+            let least = rounds / 20;
+            let outcome = program.args([kind, &rounds.to_string(), &least.to_string()]).limit(limit).run();
             say(&format!("{BOTH} {account:?}: {}", outcome.stdout.trim_end()));
             outcome.assert_success();
-            assert_eq!((figure(&outcome, "stale"), figure(&outcome, "rounds")), (0, rounds), "{outcome}");
-            // Rounds prove nothing in which the page wasn't taken in before its end; how many do is the scheduler's doing.
-            assert!(figure(&outcome, "current") > 0, "none was ever current: {outcome}");
+            assert_eq!(figure(&outcome, "stale"), 0, "{outcome}");
+            assert!(figure(&outcome, "rounds") >= rounds, "{outcome}");
+            assert!(figure(&outcome, "current") >= least, "too few were ever current: {outcome}");
         }
     }
     // Pages are dropped after the event, which therefore is no end: measured, not claimed.
-    let measure = |layers: &str, kind: &str| {
+    let measure = |layers: &str, kind: &str, until: &[&str]| {
         let program = under(&stage, Mode::Run, Account::Ordinary, Some(layers), &revalidate);
-        let outcome = program.args([kind, &(rounds / 10).to_string()]).limit(limit).run();
+        let outcome = program.args([kind, &(rounds / 10).to_string()]).args(until).limit(limit).run();
         say(&format!("{layers}: {}", outcome.stdout.trim_end()));
         figure(&outcome, "stale")
     };
-    measure(BOTH, "discard");
-    // The watch is taken off for the call, whose end is then found out by looking at the thread: rarely too late.
-    measure(BOTH, "parted");
+    measure(BOTH, "discard", &["0"]);
     // Who tells of the beginning alone must lose, or the race tells nothing.
-    let stale: u64 = ["unmap", "move", "discard"].into_iter().map(|kind| measure("notify", kind)).sum();
-    assert!(stale > 0, "a layer that sees no end wins the race");
+    for kind in ["unmap", "move", "parted", "discard"] {
+        assert!(
+            measure("notify", kind, &["1", "lose"]) > 0,
+            "a layer that sees no end wins the race: {kind}"
+        );
+    }
 }
 
 /// A page that a request drops is never current in a cache that trusts the counter page.
@@ -322,8 +332,8 @@ fn a_cache_entry_is_stale_after_a_request_of_a_ring() {
         let layers = [None, Some(BOTH)][nth % 2];
         let program = under(&stage, Mode::EMULATED[nth % 2], account, layers, &reuse);
         let rounds = if nth == 0 { rounds } else { rounds / 4 };
-        let limit = BOUND + Duration::from_millis(15 * rounds);
-        let outcome = program.arg(rounds.to_string()).limit(limit).run();
+        let limit = PATIENCE + Duration::from_millis(15 * rounds);
+        let outcome = program.args([&rounds.to_string(), "1"]).limit(limit).run();
         if !went_well(&outcome, "the reuse race with io_uring") {
             return;
         }
@@ -331,7 +341,8 @@ fn a_cache_entry_is_stale_after_a_request_of_a_ring() {
         assert!(figure(&outcome, "dropped") > 0, "nobody saw a dropped page: {outcome}");
     }
     // A layer that sees nothing of rings must lose.
-    let outcome = under(&stage, Mode::Run, Account::Ordinary, Some("notify"), &reuse).arg("2000").run();
+    let program = under(&stage, Mode::Run, Account::Ordinary, Some("notify"), &reuse);
+    let outcome = program.args(["2000", "1", "lose"]).limit(PATIENCE).run();
     assert_eq!(outcome.code(), Some(1), "{outcome}");
     assert!(figure(&outcome, "stale") > 0, "{outcome}");
 }

@@ -8,6 +8,9 @@ use ummunotify_tests::{Account, Client, Mode, Outcome, Stage, say};
 const ROUNDS: u64 = 50_000;
 const VALIDATING_ROUNDS: u64 = 20_000;
 
+/// Longer than a race goes on that shows too little (tests/c/bout.h), which it says by its figures.
+const PATIENCE: Duration = Duration::from_secs(90);
+
 fn rounds(default: u64) -> u64 {
     match env::var("UMMUNOTIFY_RACE_ROUNDS") {
         Ok(text) => text.parse().unwrap_or_else(|e| panic!("UMMUNOTIFY_RACE_ROUNDS={text}: {e}")),
@@ -31,9 +34,11 @@ fn a_cache_entry_is_stale_while_the_counter_says_that_it_is_current() {
         }
     }
     for (layers, mode, account, rounds) in runs {
-        let limit = Duration::from_secs(30) + Duration::from_millis(rounds);
+        let limit = PATIENCE + Duration::from_millis(rounds);
+        // Rounds prove nothing in which nobody was given the address.
+        let least = rounds / 100;
         let program = stage.program(mode, account, &race).layers(layers);
-        let outcome = program.arg(rounds.to_string()).limit(limit).run();
+        let outcome = program.args([rounds, least].map(|n| n.to_string())).limit(limit).run();
         outcome.assert_success();
         say(&format!(
             "{layers} {mode:?} {account:?}: {} in {:?}",
@@ -42,23 +47,26 @@ fn a_cache_entry_is_stale_while_the_counter_says_that_it_is_current() {
         ));
         let figure = |name| figure(&outcome, name);
         assert_eq!(figure("stale"), 0, "{outcome}");
-        assert_eq!(figure("rounds"), rounds / 4 * 4, "{outcome}");
-        // Rounds that prove nothing: nobody was given the address, or the entry wasn't current to begin with.
-        assert!(figure("reused") * 100 >= rounds, "too few rounds reused an address: {outcome}");
-        assert!(figure("current") * 10 >= rounds * 9, "too few entries were ever current: {outcome}");
+        assert!(figure("rounds") >= rounds / 4 * 4, "{outcome}");
+        assert!(figure("reused") >= least, "too few rounds reused an address: {outcome}");
+        // Nor where the entry wasn't current to begin with.
+        assert!(
+            figure("current") * 10 >= figure("rounds") * 9,
+            "too few entries were ever current: {outcome}"
+        );
     }
 }
 
-/// Re-validates `rounds` times under these layers; returns how many old pages were pinned again, and how many of those
-/// stayed in the cache as current.
-fn revalidate(layers: &str, mode: Mode, account: Account, rounds: u64) -> (u64, u64) {
+/// Re-validates `rounds` times under these layers, and until so many rounds as `until` says have shown something;
+/// returns how many old pages were pinned again, and how many of those stayed in the cache as current.
+fn revalidate(layers: &str, mode: Mode, account: Account, rounds: u64, until: &[&str]) -> (u64, u64) {
     let stage = Stage::new();
     let race = stage.client(&Client::program("repin", &["race/repin.c"]));
-    let limit = Duration::from_secs(30) + Duration::from_millis(2 * rounds);
-    let outcome =
-        stage.program(mode, account, &race).layers(layers).arg(rounds.to_string()).limit(limit).run();
+    let limit = PATIENCE + Duration::from_millis(2 * rounds);
+    let program = stage.program(mode, account, &race).layers(layers).arg(rounds.to_string());
+    let outcome = program.args(until).limit(limit).run();
     let (raced, stale) = (figure(&outcome, "raced"), figure(&outcome, "stale"));
-    assert_eq!(figure(&outcome, "rounds"), rounds, "{outcome}");
+    assert!(figure(&outcome, "rounds") >= rounds, "{outcome}");
     assert_eq!(outcome.code(), Some(i32::from(stale > 0)), "{outcome}");
     let said = outcome.stdout.trim_end().replace('\n', "; ");
     say(&format!("{layers} {mode:?} {account:?}: {said} in {:?}", outcome.elapsed));
@@ -74,16 +82,18 @@ fn a_registration_made_during_an_operation_stays_stale_under_trace() {
     };
     for (nth, account) in Account::available().into_iter().enumerate() {
         let rounds = if nth == 0 { rounds } else { rounds / 5 };
-        let (raced, stale) = revalidate("trace", Mode::EMULATED[nth % 2], account, rounds);
+        let least = rounds / 20;
+        let (raced, stale) =
+            revalidate("trace", Mode::EMULATED[nth % 2], account, rounds, &[&least.to_string()]);
         assert_eq!(stale, 0, "{stale} of {raced}");
-        assert!(raced > 0, "nobody re-validated in time");
+        assert!(raced >= least, "only {raced} re-validated in time");
     }
 }
 
 /// Notify sees no end of an operation. If the race didn't show that, it would tell nothing about other layers.
 #[test]
 fn the_window_of_notify_does_not_show() {
-    let (raced, stale) = revalidate("notify", Mode::Run, Account::Ordinary, 10_000);
+    let (raced, stale) = revalidate("notify", Mode::Run, Account::Ordinary, 10_000, &["1", "lose"]);
     assert!(stale > 0 && stale <= raced, "{stale} of {raced}");
 }
 
@@ -95,9 +105,11 @@ fn a_cache_entry_is_stale_by_raw_calls_or_in_a_forked_child() {
     let rounds: u64 =
         env::var("UMMUNOTIFY_RACE_ROUNDS").map_or(ROUNDS / 10, |text| text.parse().unwrap_or(ROUNDS));
     for (nth, account) in Account::available().into_iter().enumerate() {
-        let limit = Duration::from_secs(30) + Duration::from_millis(rounds * 2);
-        let program = stage.program(Mode::EMULATED[nth % 2], account, &race).arg(rounds.to_string());
-        let outcome = program.args(["raw", "fork"]).limit(limit).run();
+        let limit = PATIENCE + Duration::from_millis(rounds * 2);
+        let least = rounds / 100;
+        let program = stage.program(Mode::EMULATED[nth % 2], account, &race);
+        let outcome =
+            program.args([rounds, least].map(|n| n.to_string())).args(["raw", "fork"]).limit(limit).run();
         outcome.assert_success();
         say(&format!(
             "raw, beside a child: {account:?}: {} in {:?}",
@@ -105,7 +117,7 @@ fn a_cache_entry_is_stale_by_raw_calls_or_in_a_forked_child() {
             outcome.elapsed
         ));
         assert_eq!(figure(&outcome, "stale"), 0, "{outcome}");
-        assert!(figure(&outcome, "reused") >= 50, "too few rounds reused an address: {outcome}");
+        assert!(figure(&outcome, "reused") >= least, "too few rounds reused an address: {outcome}");
     }
 }
 
@@ -115,7 +127,8 @@ fn a_device_that_reports_nothing_wins_the_race() {
     let stage = Stage::new();
     let race = stage.client(&Client::program("race", &["race/race.c"]));
     let blind = stage.client(&Client::library("blind", &["race/blind.c"]));
-    let outcome = stage.program(Mode::Native, Account::Ordinary, &race).preload(blind).arg("20000").run();
+    let program = stage.program(Mode::Native, Account::Ordinary, &race).preload(blind);
+    let outcome = program.args(["20000", "1", "lose"]).limit(PATIENCE).run();
     assert_eq!(outcome.code(), Some(1), "{outcome}");
     assert!(figure(&outcome, "stale") > 0, "{outcome}");
 }
@@ -129,19 +142,20 @@ fn a_page_that_was_pinned_while_it_was_unmapped_is_believed() {
     let race = stage.client(&Client::program("revalidate", &["race/revalidate.c"]));
     for (nth, account) in Account::available().into_iter().enumerate() {
         let rounds = if nth == 0 { rounds } else { rounds / 5 };
-        let limit = Duration::from_secs(30) + Duration::from_millis(2 * rounds);
+        let limit = PATIENCE + Duration::from_millis(2 * rounds);
+        let least = rounds / 100;
         for layers in ["inline,notify", "trace"] {
-            let program = stage.program(Mode::EMULATED[nth % 2], account, &race).arg(rounds.to_string());
-            let outcome = program.layers(layers).limit(limit).run();
+            let program = stage.program(Mode::EMULATED[nth % 2], account, &race).layers(layers);
+            let outcome = program.args([rounds, least].map(|n| n.to_string())).limit(limit).run();
             outcome.assert_success();
             say(&format!("{layers} {account:?}: {} in {:?}", outcome.stdout.trim_end(), outcome.elapsed));
             assert_eq!(figure(&outcome, "stale"), 0, "{outcome}");
-            assert!(figure(&outcome, "believed") > 0, "too little was ever believed: {outcome}");
+            assert!(figure(&outcome, "believed") >= least, "too little was ever believed: {outcome}");
         }
     }
     let blind = stage.client(&Client::library("blind", &["race/blind.c"]));
-    let program = stage.program(Mode::Native, Account::Ordinary, &race).preload(blind).arg("20000");
-    let outcome = program.run();
+    let program = stage.program(Mode::Native, Account::Ordinary, &race).preload(blind);
+    let outcome = program.args(["20000", "1", "lose"]).limit(PATIENCE).run();
     assert!(figure(&outcome, "stale") > 0, "a device that reports nothing wins: {outcome}");
 }
 

@@ -356,7 +356,8 @@ fn an_invalidation_is_missed_while_tasks_of_a_static_program_come_and_go() {
             .run();
         outcome.assert_success();
         assert!(outcome.stdout.contains("missed=0 "), "{outcome}");
-        let outcome = stage.program(Mode::Run, account, &race).arg("4000").run();
+        let outcome =
+            stage.program(Mode::Run, account, &race).args(["4000", "1"]).limit(Duration::from_secs(90)).run();
         outcome.assert_success();
         assert!(outcome.stdout.contains("stale=0"), "{outcome}");
     }

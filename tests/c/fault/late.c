@@ -2,9 +2,10 @@
  * How late userfaultfd alone is: between the unmapping and the moment when the counter moves another thread can see
  * that the memory is gone, or have it. When munmap has returned, the counter has moved.
  *
- *   late ROUNDS
+ *   late ROUNDS LEAST       goes on until that was seen LEAST times
  */
 #define _GNU_SOURCE
+#include "bout.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/ummunotify.h>
@@ -47,16 +48,20 @@ static void *watcher(void *unused)
 
 int main(int argc, char **argv)
 {
-	uint64_t rounds = argc == 2 ? strtoull(argv[1], NULL, 10) : 0, late = 0;
+	uint64_t round, late = 0;
+	struct bout bout = { 0 };
 	int device = open("/dev/ummunotify", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	pthread_t thread;
 
-	if (device < 0 || rounds == 0)
-		return perror("open /dev/ummunotify, ROUNDS"), 2;
+	if (argc != 3)
+		return fprintf(stderr, "usage: late ROUNDS LEAST\n"), 2;
+	bout_begin(&bout, argv[1], argv[2]);
+	if (device < 0)
+		return perror("open /dev/ummunotify"), 2;
 	counter = mmap(NULL, 8, PROT_READ, MAP_SHARED, device, 0);
 	if (counter == MAP_FAILED || pthread_create(&thread, NULL, watcher, NULL) != 0)
 		return 2;
-	for (uint64_t round = 1; round <= rounds; round++) {
+	for (round = 1; bout_goes_on(&bout, round, atomic_load(&window)); round++) {
 		struct ummunotify_event events[4];
 		char *at = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		struct ummunotify_register_ioctl region = { (uintptr_t)at, (uintptr_t)at + PAGE, round, 0, 0 };
@@ -76,6 +81,6 @@ int main(int argc, char **argv)
 	}
 	atomic_store(&running, 0);
 	pthread_join(thread, NULL);
-	printf("rounds=%lu late=%lu window=%lu\n", (unsigned long)rounds, (unsigned long)late, (unsigned long)window);
+	printf("rounds=%lu late=%lu window=%lu\n", (unsigned long)round - 1, (unsigned long)late, (unsigned long)window);
 	return late == 0 ? 0 : 1;
 }

@@ -2,11 +2,12 @@
  * The reuse race with io_uring: a page that a request drops, while others look at it, must never be current in a
  * cache that trusts the counter page.
  *
- *   reuse ROUNDS
+ *   reuse ROUNDS LEAST [lose]      goes on until LEAST dropped pages were seen; with lose, until so many were stale
  *
  * 77: there is no io_uring here.
  */
 #define _GNU_SOURCE
+#include "bout.h"
 #include "ring.h"
 #include <fcntl.h>
 #include <linux/ummunotify.h>
@@ -27,13 +28,15 @@ struct owner {
 	_Atomic uint64_t version, generation;
 	_Atomic(char *) page;
 	_Atomic(const volatile uint64_t *) counter;
-	uint64_t current;
+	uint64_t rounds, current;
 } __attribute__((aligned(128)));
 
 static struct owner owners[OWNERS];
 static _Atomic uint64_t stale, seen_dropped;
 static _Atomic int owners_running = OWNERS;
-static uint64_t rounds_each;
+/* Of each owner; what is shown is of all. */
+static struct bout bout;
+static bool lose;
 
 static void must(int condition, const char *what)
 {
@@ -62,7 +65,7 @@ static void *owner_main(void *argument)
 	}
 	atomic_store(&o->page, page);
 	atomic_store(&o->counter, counter);
-	for (uint64_t round = 1; round <= rounds_each; round++) {
+	for (uint64_t round = 1; bout_goes_on(&bout, round, atomic_load(lose ? &stale : &seen_dropped)); round++) {
 		struct ummunotify_register_ioctl region = {
 			.start = (uintptr_t)page, .end = (uintptr_t)page + PAGE, .user_cookie = round,
 		};
@@ -79,6 +82,7 @@ static void *owner_main(void *argument)
 		must(ioctl(device, UMMUNOTIFY_UNREGISTER_REGION, &round) == 0, "UNREGISTER_REGION");
 		while (read(device, events, sizeof(events)) > 0)
 			;
+		o->rounds++;
 	}
 	atomic_fetch_sub(&owners_running, 1);
 	return NULL;
@@ -112,20 +116,24 @@ static void *other_main(void *unused)
 int main(int argc, char **argv)
 {
 	pthread_t threads[OWNERS + OTHERS];
-	uint64_t current = 0;
+	uint64_t rounds = 0, current = 0;
 
-	if (argc != 2)
-		return fprintf(stderr, "usage: reuse ROUNDS\n"), 2;
-	rounds_each = strtoull(argv[1], NULL, 10) / OWNERS;
+	if (argc < 3)
+		return fprintf(stderr, "usage: reuse ROUNDS LEAST [lose]\n"), 2;
+	bout_begin(&bout, argv[1], argv[2]);
+	bout.rounds /= OWNERS;
+	lose = argc > 3 && strcmp(argv[3], "lose") == 0;
 	for (int i = 0; i < OWNERS; i++)
 		must(pthread_create(&threads[i], NULL, owner_main, &owners[i]) == 0, "pthread_create");
 	for (int i = 0; i < OTHERS; i++)
 		must(pthread_create(&threads[OWNERS + i], NULL, other_main, NULL) == 0, "pthread_create");
 	for (int i = 0; i < OWNERS + OTHERS; i++)
 		pthread_join(threads[i], NULL);
-	for (int i = 0; i < OWNERS; i++)
+	for (int i = 0; i < OWNERS; i++) {
+		rounds += owners[i].rounds;
 		current += owners[i].current;
-	printf("rounds=%lu stale=%lu current=%lu dropped=%lu\n", (unsigned long)rounds_each * OWNERS, (unsigned long)stale,
+	}
+	printf("rounds=%lu stale=%lu current=%lu dropped=%lu\n", (unsigned long)rounds, (unsigned long)stale,
 	       (unsigned long)current, (unsigned long)seen_dropped);
 	return stale == 0 ? 0 : 1;
 }

@@ -2,15 +2,17 @@
  * The re-validation race: a cache that is told of an invalidation and takes the memory in again at once, before the
  * operation has acted, must not be left with what was there before.
  *
- *   revalidate KIND ROUNDS      KIND: unmap, move, parted or discard
+ *   revalidate KIND ROUNDS LEAST [lose]      KIND: unmap, move, parted or discard
  *
  * A changer takes a page's memory away. Beside it a validator reads the events as fast as it can, registers the page
  * anew, looks at it (that is its pin) and notes what it saw together with the counter's value of the LAST before.
  * When the operation has returned, no note of the old contents may be current. A device that tells of an operation
  * before it acts, and not again when it has, leaves such notes. `parted` moves a mapping of which half is registered:
- * a watch on that half must be taken off for the call, so that it tells no end.
+ * a watch on that half must be taken off for the call, so that it tells no end. It goes on until LEAST notes were
+ * current when the operation began; with lose, until so many were stale.
  */
 #define _GNU_SOURCE
+#include "bout.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/ummunotify.h>
@@ -114,15 +116,18 @@ static int is_stale(uint64_t gone)
 
 int main(int argc, char **argv)
 {
-	int unmap = argc == 3 && strcmp(argv[1], "unmap") == 0, parted = argc == 3 && strcmp(argv[1], "parted") == 0;
-	int move = parted || (argc == 3 && strcmp(argv[1], "move") == 0);
-	uint64_t rounds = argc == 3 ? strtoull(argv[2], NULL, 10) : 0, stale = 0, current = 0;
+	int known = argc > 3, lose = argc > 4 && strcmp(argv[4], "lose") == 0;
+	int unmap = known && strcmp(argv[1], "unmap") == 0, parted = known && strcmp(argv[1], "parted") == 0;
+	int move = parted || (known && strcmp(argv[1], "move") == 0);
+	uint64_t stamp, stale = 0, current = 0;
+	struct bout bout = { 0 };
 	const size_t whole = parted ? 2 * PAGE : PAGE;
 	pthread_t thread;
 	char *elsewhere;
 
-	if (!unmap && !move && (argc != 3 || strcmp(argv[1], "discard") != 0))
-		return fprintf(stderr, "usage: revalidate unmap|move|parted|discard ROUNDS\n"), 2;
+	if (!unmap && !move && (!known || strcmp(argv[1], "discard") != 0))
+		return fprintf(stderr, "usage: revalidate unmap|move|parted|discard ROUNDS LEAST [lose]\n"), 2;
+	bout_begin(&bout, argv[2], argv[3]);
 	device = open("/dev/ummunotify", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	must(device >= 0, "open /dev/ummunotify");
 	counter = mmap(NULL, 8, PROT_READ, MAP_SHARED, device, 0);
@@ -136,7 +141,7 @@ int main(int argc, char **argv)
 	must(mmap(page, whole, RW, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == page, "mmap");
 	*(volatile uint64_t *)page = 1;
 	must(pthread_create(&thread, NULL, validator, NULL) == 0, "pthread_create");
-	for (uint64_t stamp = 1; stamp <= rounds; stamp++) {
+	for (stamp = 1; bout_goes_on(&bout, stamp, lose ? stale : current); stamp++) {
 		int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
 
 		/* The race is on where the validator has taken the page in. */
@@ -159,7 +164,7 @@ int main(int argc, char **argv)
 	}
 	atomic_store(&running, 0);
 	pthread_join(thread, NULL);
-	printf("%s rounds=%lu stale=%lu current=%lu taken=%lu vain=%lu\n", argv[1], (unsigned long)rounds,
+	printf("%s rounds=%lu stale=%lu current=%lu taken=%lu vain=%lu\n", argv[1], (unsigned long)stamp - 1,
 	       (unsigned long)stale, (unsigned long)current, (unsigned long)taken_in, (unsigned long)looks_in_vain);
 	return stale == 0 ? 0 : 1;
 }

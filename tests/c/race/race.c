@@ -2,10 +2,11 @@
  * The address-reuse race: a registration cache that is validated by the counter page alone must never answer
  * for memory that was unmapped and given to somebody else.
  *
- *   race ROUNDS [raw] [fork]
+ *   race ROUNDS LEAST [raw] [fork] [lose]
  *
  * raw: the mapping calls are instructions of this program, not libc's. fork: a child that was forked with a device
- * open runs the same race at the same time.
+ * open runs the same race at the same time. It goes on until LEAST addresses were reused; with lose, until so many
+ * were stale.
  *
  * Owners map a page, stamp it, register it, publish the cache entry (address, counter value, stamp), and unmap
  * it. Others map pages all the time; whoever is given an address that an entry names looks it up. The entry is
@@ -14,6 +15,7 @@
  * entry is the rule, not a lucky moment.
  */
 #define _GNU_SOURCE
+#include "bout.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/ummunotify.h>
@@ -53,7 +55,8 @@ struct owner {
 static struct owner owners[OWNERS];
 static _Atomic uint64_t reused, stale;
 static _Atomic int owners_running = OWNERS;
-static uint64_t rounds_each;
+/* Of each owner; what is shown is of all. */
+static struct bout bout;
 
 static void must(int condition, const char *what)
 {
@@ -63,7 +66,7 @@ static void must(int condition, const char *what)
 	}
 }
 
-static bool raw;
+static bool raw, lose;
 
 static long instruction(long number, long a, long b, long c, long d, long e)
 {
@@ -133,7 +136,7 @@ static void *owner_main(void *argument)
 	o->counter = mmap(NULL, 8, PROT_READ, MAP_SHARED, o->device, 0);
 	must(o->counter != MAP_FAILED, "mmap of the counter");
 
-	for (uint64_t round = 1; round <= rounds_each; round++) {
+	for (uint64_t round = 1; bout_goes_on(&bout, round, atomic_load(lose ? &stale : &reused)); round++) {
 		uint64_t stamp = round * OWNERS + (uint64_t)o->number, generation;
 		char *page = map_page();
 		struct ummunotify_register_ioctl region = {
@@ -225,13 +228,15 @@ int main(int argc, char **argv)
 	pid_t child = -1;
 	int status = 0;
 
-	if (argc < 2) {
-		fprintf(stderr, "usage: race ROUNDS [raw] [fork]\n");
+	if (argc < 3) {
+		fprintf(stderr, "usage: race ROUNDS LEAST [raw] [fork] [lose]\n");
 		return 2;
 	}
-	rounds_each = strtoull(argv[1], NULL, 10) / OWNERS;
-	for (int i = 2; i < argc; i++) {
+	bout_begin(&bout, argv[1], argv[2]);
+	bout.rounds /= OWNERS;
+	for (int i = 3; i < argc; i++) {
 		raw |= strcmp(argv[i], "raw") == 0;
+		lose |= strcmp(argv[i], "lose") == 0;
 		if (strcmp(argv[i], "fork") == 0) {
 			must(open("/dev/ummunotify", O_RDONLY) >= 0, "open /dev/ummunotify");
 			child = fork();

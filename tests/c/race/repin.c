@@ -4,7 +4,7 @@
  * Whoever reads it at once, registers again and pins again gets the old page, and then the page goes. Without a
  * second event at the end of the operation the new registration is stale, and the counter says that it is current.
  *
- *   repin ROUNDS
+ *   repin ROUNDS LEAST [lose]
  *
  * One thread puts a stamped page at an address, waits until the other has registered and pinned it, and takes it
  * away: by munmap, by moving it, by MADV_DONTNEED, by MAP_FIXED. The other is a registration cache that does
@@ -13,9 +13,10 @@
  * Once the page is gone, an entry that holds its stamp and that the counter calls current is stale.
  *
  * Prints how often the old page was pinned again after the event ("raced", else nothing was tested) and how often
- * that stayed stale.
+ * that stayed stale. It goes on until LEAST have raced; with lose, until so many were stale.
  */
 #define _GNU_SOURCE
+#include "bout.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/ummunotify.h>
@@ -40,7 +41,10 @@ static const char *const names[WAYS] = { "munmap", "mremap", "dontneed", "map_fi
 static char *page, *place;
 static int device;
 static const volatile uint64_t *counter;
-static uint64_t rounds;
+static struct bout bout;
+static bool lose;
+/* The last round, once that is known. */
+static _Atomic uint64_t last = UINT64_MAX;
 /* Rounds: the page is there; the cache has pinned it; it is gone; the cache has looked whether its entry is current. */
 static _Atomic uint64_t there, pinned, gone, looked;
 
@@ -93,13 +97,24 @@ static void register_again(int live)
 	must(ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region) == 0, "REGISTER_REGION");
 }
 
+static uint64_t sum(const uint64_t of[WAYS])
+{
+	uint64_t all = 0;
+
+	for (int i = 0; i < WAYS; i++)
+		all += of[i];
+	return all;
+}
+
 static void *cache(void *unused)
 {
-	for (uint64_t round = 1; round <= rounds; round++) {
+	for (uint64_t round = 1;; round++) {
 		uint64_t generation, stamp;
 		int repinned = 0;
 
 		wait_for(&there, round);
+		if (round > atomic_load(&last))
+			break;
 		read_events();
 		register_again(round > 1);
 		generation = *counter;
@@ -138,13 +153,14 @@ static void *map_at(void *address, int flags)
 int main(int argc, char **argv)
 {
 	pthread_t thread;
-	uint64_t all_raced = 0, all_stale = 0;
+	uint64_t round;
 
-	if (argc != 2) {
-		fprintf(stderr, "usage: repin ROUNDS\n");
+	if (argc < 3) {
+		fprintf(stderr, "usage: repin ROUNDS LEAST [lose]\n");
 		return 2;
 	}
-	rounds = strtoull(argv[1], NULL, 10);
+	bout_begin(&bout, argv[1], argv[2]);
+	lose = argc > 3 && strcmp(argv[3], "lose") == 0;
 	device = open("/dev/ummunotify", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	must(device >= 0, "open /dev/ummunotify");
 	counter = mmap(NULL, 8, PROT_READ, MAP_SHARED, device, 0);
@@ -154,7 +170,8 @@ int main(int argc, char **argv)
 	must(page != MAP_FAILED && place != MAP_FAILED, "mmap");
 	must(pthread_create(&thread, NULL, cache, NULL) == 0, "pthread_create");
 
-	for (uint64_t round = 1; round <= rounds; round++) {
+	/* The other thread has counted the round before: it has looked. */
+	for (round = 1; bout_goes_on(&bout, round, sum(lose ? stale : raced)); round++) {
 		int way = round / 2 % WAYS;
 
 		*(volatile uint64_t *)page = round;
@@ -179,13 +196,12 @@ int main(int argc, char **argv)
 		if (way == MUNMAP || way == MOVE)
 			must(map_at(page, MAP_FIXED_NOREPLACE) == page, "a page at the same address");
 	}
+	atomic_store(&last, round - 1);
+	atomic_store(&there, round);
 	pthread_join(thread, NULL);
-	for (int i = 0; i < WAYS; i++) {
+	for (int i = 0; i < WAYS; i++)
 		printf("%s: raced %lu, stale %lu\n", names[i], (unsigned long)raced[i], (unsigned long)stale[i]);
-		all_raced += raced[i];
-		all_stale += stale[i];
-	}
-	printf("rounds=%lu raced=%lu stale=%lu\n", (unsigned long)rounds, (unsigned long)all_raced,
-	       (unsigned long)all_stale);
-	return all_stale == 0 ? 0 : 1;
+	printf("rounds=%lu raced=%lu stale=%lu\n", (unsigned long)round - 1, (unsigned long)sum(raced),
+	       (unsigned long)sum(stale));
+	return sum(stale) == 0 ? 0 : 1;
 }

@@ -2,13 +2,15 @@
  * The re-validation race: one thread unmaps a page and maps another in its place, as fast as it can; another reads
  * the device's events and registers the page again, pins what is there and believes it until the counter moves.
  *
- *   revalidate ROUNDS
+ *   revalidate ROUNDS LEAST [lose]
  *
  * Whoever registers and pins again after the event was queued, but before the kernel has unmapped, holds the old
  * page. The counter must move once more when the call has ended, or what is believed is stale. What is pinned is
  * told by a stamp in the page, which is read through the kernel, for a registration with an adapter goes that way.
+ * It goes on until something was believed LEAST times; with lose, until so much was stale.
  */
 #define _GNU_SOURCE
+#include "bout.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/ummunotify.h>
@@ -78,8 +80,14 @@ static void *validate(void *unused)
 
 int main(int argc, char **argv)
 {
-	uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 0) : 1000, stale = 0, believed = 0;
+	uint64_t round, stale = 0, believed = 0;
+	struct bout bout = { 0 };
+	int lose = argc > 3 && strcmp(argv[3], "lose") == 0;
 	pthread_t reader;
+
+	if (argc < 3)
+		return fprintf(stderr, "usage: revalidate ROUNDS LEAST [lose]\n"), 2;
+	bout_begin(&bout, argv[1], argv[2]);
 
 	device = open("/dev/ummunotify", O_RDONLY | O_NONBLOCK);
 	must(device >= 0, "open /dev/ummunotify");
@@ -88,7 +96,7 @@ int main(int argc, char **argv)
 	place = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(place != MAP_FAILED, "mmap");
 	must(pthread_create(&reader, NULL, validate, NULL) == 0, "pthread_create");
-	for (uint64_t round = 1; round <= rounds; round++) {
+	for (round = 1; bout_goes_on(&bout, round, lose ? stale : believed); round++) {
 		uint64_t before, stamp, value, now;
 
 		must(munmap(place, PAGE) == 0, "munmap");
@@ -112,6 +120,6 @@ int main(int argc, char **argv)
 	}
 	over = 1;
 	pthread_join(reader, NULL);
-	printf("rounds=%lu validations=%lu believed=%lu stale=%lu\n", rounds, validations, believed, stale);
+	printf("rounds=%lu validations=%lu believed=%lu stale=%lu\n", round - 1, validations, believed, stale);
 	return stale != 0;
 }
