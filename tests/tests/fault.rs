@@ -293,7 +293,7 @@ fn what_is_registered_again_too_early_stays_stale() {
     let limit = PATIENCE + Duration::from_millis(15 * rounds);
     for (nth, account) in Account::available().into_iter().enumerate() {
         let rounds = if nth == 0 { rounds } else { rounds / 10 };
-        for kind in ["unmap", "move", "parted"] {
+        for kind in ["unmap", "move", "parted", "bare"] {
             let program = under(&stage, Mode::EMULATED[nth % 2], account, Some(BOTH), &revalidate);
             // Rounds prove nothing in which the page wasn't taken in before its end.
             let least = rounds / 20;

@@ -79,6 +79,17 @@ impl Calls {
         self.last.values_mut().map(|last| &mut last.call)
     }
 
+    /// Whether an event is being read.
+    pub const fn is_reading(&self) -> bool {
+        self.reading
+    }
+
+    /// The tasks whose calls on their way may touch `pages`.
+    pub fn reaching(&self, pages: PageRange) -> Vec<u32> {
+        let reaches = |entry: &Entry| entry.call.reach.iter().any(|range| range.hits(pages));
+        self.last.iter().filter(|(_, entry)| reaches(entry)).map(|(tid, _)| *tid).collect()
+    }
+
     /// The event was read and explained, or there was none.
     pub fn done(&mut self) {
         self.reading = false;

@@ -20,9 +20,9 @@ use ummunotify_abi::PageRange;
 use ummunotify_abi::arena::ELSEWHERE_FAULT;
 use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_engine::{Begin, Reason};
-use ummunotify_sys::uffd::Watch;
+use ummunotify_sys::uffd::{Change, Watch};
 
-use super::calls::{CALLS, Call, Calls};
+use super::calls::{CALLS, Call, Calls, range_of};
 use super::context::{Context, lock};
 use super::host::SupervisorHost;
 use super::log;
@@ -37,6 +37,15 @@ use crate::trap::operation::{ADDRESS_END, Operation, Reach};
 /// Where contexts stood, by their numbers.
 pub type Begins = HashMap<u64, Begin>;
 
+/// A call on whose end no event will come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Untold {
+    /// What it touches.
+    pub over: PageRange,
+    /// It would fail where a mapping is watched in part: the watch is taken off for it.
+    pub fails: bool,
+}
+
 /// What [`Fault::order`] doesn't guard.
 #[derive(Debug, Default)]
 struct State {
@@ -48,10 +57,12 @@ struct State {
     armed: Ranges,
     /// Armed ranges that went away: to be armed again if something is mapped there and still registered.
     lost: Ranges,
-    /// What was taken off for the call of a task, until that has acted.
+    /// The calls of tasks on whose ends no events come, until they have acted; and what was taken off for them.
     off: HashMap<u32, Off>,
     /// Number of the last call that something was taken off for.
     offs: u64,
+    /// Registered ranges that can't be watched.
+    bare: Ranges,
     /// Ranges that became armed without being registered: the new places of moved mappings.
     stray: Ranges,
     /// The trapped calls on their way that may cause events.
@@ -74,12 +85,28 @@ impl State {
     /// Whether what is watched of that range is about to change.
     fn changes_soon(&self, tid: u32, range: PageRange) -> bool {
         self.lost.touches(range)
+            // An event that is being read may be of a mapping that went from there, and what is there now isn't watched.
+            || self.calls.is_reading()
             || self.changing.iter().any(|pages| pages.hits(range))
             || self.off.iter().any(|(task, off)| *task == tid || off.over.hits(range))
     }
+
+    /// What was armed in `range` isn't mapped there any more; `moved_to`: it is there now.
+    fn gone(&mut self, range: PageRange, moved_to: Option<PageRange>) {
+        if range.is_empty() {
+            return;
+        }
+        for piece in self.armed.over(range).into_iter().filter_map(|r| r.intersection(range)) {
+            self.lost.insert(piece);
+        }
+        if let Some(to) = moved_to {
+            self.stray.insert(to);
+            self.armed.insert(to);
+        }
+    }
 }
 
-/// See [`State::off`]. No event tells the call's end; so it is announced where it hits, which holds LAST back until
+/// A call on whose end no event comes, see [`State::off`]; so it is announced where it hits, which holds LAST back until
 /// the call has acted, and whoever registers something there waits as long.
 #[derive(Debug)]
 struct Off {
@@ -90,21 +117,43 @@ struct Off {
     left: bool,
     /// What the call touches.
     over: PageRange,
-    /// What is still to be told of it.
-    piece: Option<PageRange>,
-    announced: Vec<(Arc<Context>, Begin)>,
-    /// Contexts in which the piece was recorded before the call: those of programs whose readers the call waits for,
-    /// if they sleep, so that they can't wait for the call.
-    recorded: Vec<(Arc<Context>, Begin)>,
+    /// The contexts in which it hits something, told of its end when this is dropped.
+    #[expect(dead_code, reason = "kept to be dropped")]
+    hits: Vec<Hit>,
 }
 
-impl Drop for Off {
+/// What a call on whose end no event comes does in one context.
+#[derive(Debug)]
+struct Hit {
+    context: Arc<Context>,
+    /// Where it stood before anything was recorded.
+    begin: Begin,
+    /// What was recorded before the call.
+    recorded: Vec<PageRange>,
+    /// What is still to be told: the last piece. Not of programs whose readers the call waits for, if they sleep, so
+    /// that they can't wait for the call; to them all is recorded before it, and its end may come late.
+    announced: Option<(Begin, PageRange)>,
+}
+
+impl Hit {
+    /// Records the call's beginning; `None` if it hits nothing of that context.
+    fn new(context: Arc<Context>, pieces: &[PageRange]) -> Option<Self> {
+        let begin = context.engine.begin();
+        let mut recorded: Vec<_> = pieces.iter().copied().filter(|p| context.engine.may_hit(*p)).collect();
+        let last = if context.is_shims { recorded.pop()? } else { *recorded.first()? };
+        // Before what is recorded, so that it is held back as long.
+        let announced = context.is_shims.then(|| (watcher::announce(&context), last));
+        recorded.iter().for_each(|piece| context.record(*piece));
+        Some(Self { context, begin, recorded, announced })
+    }
+}
+
+impl Drop for Hit {
+    /// The call's end.
     fn drop(&mut self) {
-        for (context, begin) in self.announced.drain(..) {
-            watcher::fulfil(&context, begin, self.piece);
-        }
-        for (context, begin) in self.recorded.drain(..) {
-            self.piece.iter().for_each(|piece| watcher::end(&context, begin, *piece));
+        self.recorded.iter().for_each(|piece| watcher::end(&self.context, self.begin, *piece));
+        if let Some((begin, piece)) = self.announced {
+            watcher::fulfil(&self.context, begin, Some(piece));
         }
     }
 }
@@ -130,6 +179,9 @@ pub struct Fault {
 
 /// How long a registration waits for a call.
 const AWAIT: Duration = Duration::from_secs(2);
+
+/// How long a call waits for an event that is being read.
+const AWAIT_READING: Duration = Duration::from_millis(5);
 
 /// How many probes may be spent on finding out which pages of a range are registered by nobody else.
 const PROBES: usize = 512;
@@ -213,6 +265,42 @@ impl Fault {
         }
     }
 
+    /// What an operation touches on whose end no event will come, although it hits what is registered: that isn't
+    /// watched, or perhaps not. `None` if one will come, or of an operation of another kind.
+    pub fn untold(&self, operation: &Operation, reach: Reach) -> Option<Untold> {
+        if !self.is_on() || !operation.ends_with_event() {
+            return None;
+        }
+        let state = lock(&self.state);
+        let untold = |range: PageRange| {
+            state.calls.is_reading() || state.lost.touches(range) || state.bare.touches(range)
+        };
+        reach.ranges().any(untold).then(|| reach.hull()).flatten().map(|over| Untold { over, fails: false })
+    }
+
+    /// Waits, for a bounded time, until no event is being read: what is watched isn't known before.
+    pub fn await_reading(&self) {
+        let start = Instant::now();
+        while self.is_on() && lock(&self.state).calls.is_reading() && start.elapsed() < AWAIT_READING {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// An event was read: `change` has happened. True if a trapped call explains it, see [`Calls::explain`].
+    pub fn happened(&self, change: &Change) -> bool {
+        // In one step: who sees that the event was read sees what isn't watched any more.
+        let mut state = lock(&self.state);
+        let explained = state.calls.explain(change, !self.bypass());
+        match *change {
+            Change::Unmapped { .. } => state.gone(range_of(change), None),
+            Change::Moved { to, len, .. } => {
+                state.gone(range_of(change), Some(PageRange::new(to, to.saturating_add(len))));
+            }
+            Change::Dropped { .. } => {}
+        }
+        explained
+    }
+
     /// Runs `f` on the calls that may be on their way.
     pub fn with_calls<T>(&self, f: impl FnOnce(&mut Calls) -> T) -> T {
         f(&mut lock(&self.state).calls)
@@ -268,21 +356,6 @@ impl Fault {
         lock(&self.state).off.values().any(|off| off.over.hits(pages))
     }
 
-    /// What was armed in `range` isn't mapped there any more; `moved_to`: it is there now.
-    pub fn gone(&self, range: PageRange, moved_to: Option<PageRange>) {
-        if range.is_empty() {
-            return;
-        }
-        let mut state = lock(&self.state);
-        for piece in state.armed.over(range).into_iter().filter_map(|r| r.intersection(range)) {
-            state.lost.insert(piece);
-        }
-        if let Some(to) = moved_to {
-            state.stray.insert(to);
-            state.armed.insert(to);
-        }
-    }
-
     /// Lets go of the userfaultfd and with it of every range and waiter.
     pub fn end(&self) {
         let mut state = lock(&self.state);
@@ -312,23 +385,12 @@ impl Space {
             state.changing.push(pages);
             state.changes += 1;
         }
-        let mut calls: HashMap<u32, Leaving> = HashMap::new();
-        let mut pause = Duration::from_micros(20);
-        loop {
-            let mut still = false;
-            for tid in self.fault.acting_on(pages) {
-                if calls.entry(tid).or_insert_with(|| Leaving::new(tid)).is_over(self.pid) {
-                    lock(&self.fault.state).acting.remove(&tid);
-                } else {
-                    still = true;
-                }
-            }
-            if !still {
-                break;
-            }
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_micros(500));
-        }
+        self.await_tasks(
+            || self.fault.acting_on(pages),
+            |tid| {
+                lock(&self.fault.state).acting.remove(&tid);
+            },
+        );
         let result = {
             let _order = lock(&self.fault.order);
             change()
@@ -338,6 +400,27 @@ impl Space {
             state.changing.swap_remove(at);
         }
         result
+    }
+
+    /// Waits until all calls are over of the tasks that `acting` names; `over` takes one out of it.
+    fn await_tasks(&self, acting: impl Fn() -> Vec<u32>, mut over: impl FnMut(u32)) {
+        let mut calls: HashMap<u32, Leaving> = HashMap::new();
+        let mut pause = Duration::from_micros(20);
+        loop {
+            let mut still = false;
+            for tid in acting() {
+                if calls.entry(tid).or_insert_with(|| Leaving::new(tid)).is_over(self.pid) {
+                    over(tid);
+                } else {
+                    still = true;
+                }
+            }
+            if !still {
+                return;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_micros(500));
+        }
     }
 
     /// Whether one has to be made for programs without a shim, which gives none.
@@ -419,10 +502,24 @@ impl Space {
                 !waits || start.elapsed() > AWAIT
             });
             if added {
-                return;
+                break;
             }
             self.await_calls(region);
         }
+        self.await_unwatched(pages);
+    }
+
+    /// A call that came before this registration, and hit nothing, may be about to change what can't be watched there.
+    fn await_unwatched(&self, pages: PageRange) {
+        let calls = {
+            let state = lock(&self.fault.state);
+            if !state.bare.touches(pages) {
+                return;
+            }
+            state.calls.reaching(pages)
+        };
+        let left = Mutex::new(calls);
+        self.await_tasks(|| lock(&left).clone(), |tid| lock(&left).retain(|task| *task != tid));
     }
 
     /// A region was unregistered: what nobody else registered isn't watched any more.
@@ -459,31 +556,31 @@ impl Space {
         self.contexts().iter().map(|context| (context.number, context.engine.begin())).collect()
     }
 
-    /// Takes the watch off a range, for a call of task `tid` that would fail on it, until [`Self::tend`]. `last` is
-    /// what is still to be recorded for the call, in every context that isn't spared; it was found out after `begins`.
-    /// What was registered since isn't regarded in it, and may be in use already: then it is all that the call touches.
+    /// Records a call of task `tid` in every context that isn't spared and has its end told without an event, by
+    /// [`Self::tend`]; takes the watch off for it until then if it would fail. `pieces` are what it invalidates, found
+    /// out after `begins`. What was registered or read since isn't regarded in them, and may be in use already: then it
+    /// is all that the call touches.
     pub fn take_off(
         self: &Arc<Self>,
         tid: u32,
-        range: PageRange,
-        last: Option<PageRange>,
+        call: Untold,
+        pieces: &[PageRange],
         begins: &Begins,
         spared: &[u64],
         kernel: &KernelTraits,
     ) {
+        let range = call.over;
         // Whoever registers something there from here on waits for the call.
         let _order = lock(&self.fault.order);
+        let contexts = self.contexts().into_iter().filter(|c| !spared.contains(&c.number));
+        let contexts: Vec<_> = contexts.collect();
         let moved = |context: &Arc<Context>| {
             begins.get(&context.number).is_none_or(|begin| !context.engine.unmoved(*begin))
         };
-        let last = if self.contexts().iter().any(moved) {
-            let all = last
-                .map_or(range, |last| PageRange::new(last.start.min(range.start), last.end.max(range.end)));
-            Some(all)
-        } else {
-            last
-        };
-        let armed = match self.arming(kernel) {
+        let all =
+            [pieces.iter().fold(range, |all, p| PageRange::new(all.start.min(p.start), all.end.max(p.end)))];
+        let pieces = if contexts.iter().any(moved) { &all } else { pieces };
+        let armed = match self.arming(kernel).filter(|_| call.fails) {
             Some(arming) => {
                 let armed = lock(&self.fault.state).armed.over(range);
                 let pieces: Vec<_> = armed.into_iter().filter_map(|r| r.intersection(range)).collect();
@@ -492,31 +589,18 @@ impl Space {
             }
             None => Vec::new(),
         };
-        let hit = |context: &&Arc<Context>| {
-            !spared.contains(&context.number) && last.is_some_and(|last| context.engine.may_hit(last))
-        };
-        let (shims, others): (Vec<_>, Vec<_>) = self.contexts().into_iter().partition(|c| c.is_shims);
-        let announced = shims.iter().filter(hit).map(|c| (Arc::clone(c), watcher::announce(c))).collect();
-        let mut recorded = Vec::new();
-        for context in others.iter().filter(hit) {
-            let begin = context.engine.begin();
-            last.iter().for_each(|last| context.record(*last));
-            recorded.push((Arc::clone(context), begin));
-        }
+        let hits = contexts.into_iter().filter_map(|context| Hit::new(context, pieces)).collect();
         let mut state = lock(&self.fault.state);
         state.offs += 1;
         let number = state.offs;
         // Its last such call is over, since it makes another.
-        let mut ranges =
-            state.off.remove(&tid).map(|mut before| std::mem::take(&mut before.ranges)).unwrap_or_default();
+        let mut ranges = state.off.remove(&tid).map(|before| before.ranges).unwrap_or_default();
         armed.into_iter().for_each(|piece| ranges.insert(piece));
         for piece in state.lost.over(range) {
             state.lost.remove(piece);
             ranges.insert(piece);
         }
-        state
-            .off
-            .insert(tid, Off { number, ranges, left: false, over: range, piece: last, announced, recorded });
+        state.off.insert(tid, Off { number, ranges, left: false, over: range, hits });
     }
 
     /// Waits, for a bounded time, while a call is on its way that touches `region` and whose end no event tells: who
@@ -540,6 +624,7 @@ impl Space {
         let pieces: Vec<_> = armed.into_iter().filter_map(|r| r.intersection(range)).collect();
         for piece in &pieces {
             arming.disarm(*piece);
+            lock(&self.fault.state).bare.insert(*piece);
             self.fault.unwatched.fetch_add(1, Ordering::Relaxed);
         }
         !pieces.is_empty()
@@ -668,7 +753,7 @@ impl Arming<'_> {
     /// Arms what is mapped in a range: as a whole, else mapping by mapping. False if nothing is mapped there.
     fn arm(&self, range: PageRange) -> bool {
         let Err(whole) = self.watch.arm(range.start, range.len()) else {
-            self.state().armed.insert(range);
+            self.armed(range);
             return true;
         };
         if self.space.is_gone() || !self.space.process_alive() {
@@ -687,11 +772,17 @@ impl Arming<'_> {
             // Huge pages are watched whole.
             let piece = if self.is_huge(mapping) { mapping.range } else { piece };
             match self.watch.arm(piece.start, piece.len()) {
-                Ok(()) => self.state().armed.insert(piece),
+                Ok(()) => self.armed(piece),
                 Err(e) => self.lose(piece, &e.to_string()),
             }
         }
         !mapped.is_empty()
+    }
+
+    fn armed(&self, range: PageRange) {
+        let mut state = self.state();
+        state.armed.insert(range);
+        state.bare.remove(range);
     }
 
     /// The same; what isn't mapped yet is armed later.
@@ -709,6 +800,7 @@ impl Arming<'_> {
 
     /// Coverage is lost: said the first time, and counted.
     fn lose(&self, piece: PageRange, why: &str) {
+        self.state().bare.insert(piece);
         if self.space.fault.unwatched.fetch_add(1, Ordering::Relaxed) == 0 {
             log::warning!(
                 "process {}: userfaultfd can't watch [{:#x},{:#x}): {why}; what changes it past the filter goes \
@@ -748,7 +840,11 @@ impl Arming<'_> {
         let mut free = Ranges::default();
         unregistered(range, &registered, &mut free, &mut { PROBES });
         for piece in free.all() {
-            self.state().lost.remove(piece);
+            {
+                let mut state = self.state();
+                state.lost.remove(piece);
+                state.bare.remove(piece);
+            }
             self.disarm(piece);
         }
     }

@@ -24,7 +24,7 @@ use super::clerk::{self, Entrance};
 use super::context::Context;
 use super::crowded::CrowdedTarget;
 use super::desk::Desk;
-use super::fault;
+use super::fault::{self, Untold};
 use super::gate::Held;
 use super::log;
 use super::open_call;
@@ -458,16 +458,22 @@ impl MainLoop {
             space.invalidate_all_but(Reason::Deadline, spared);
             space.fault.recorded(tid, &[PageRange::ALL]);
         }
-        let off: Vec<_> = spaces.iter().filter(|s| !s.fault.passes(tid, operation)).map(Arc::clone).collect();
-        let Some(range) = operation.fails_on_watched().filter(|_| !off.is_empty()) else {
+        let untold = |space: &Arc<Space>| {
+            let fails = operation.fails_on_watched().filter(|_| !space.fault.passes(tid, operation));
+            let reach = operation.reach_with_heap(space.heap_limit());
+            let call = fails.map(|over| Untold { over, fails: true });
+            Some((Arc::clone(space), call.or_else(|| space.fault.untold(operation, reach))?))
+        };
+        let off: Vec<_> = spaces.iter().filter_map(untold).collect();
+        if off.is_empty() {
             self.shared.gate.recorded(held, spaces, &[PageRange::ALL]);
             return;
-        };
-        // It would fail. This can wait for the target, and delays that one alone.
+        }
+        // It would fail, or not tell its end. This can wait for the target, and delays that one alone.
         let spared = spared.to_vec();
         self.aside(held, spaces.to_vec(), PageRange::ALL, move |shared| {
-            for space in off {
-                space.take_off(tid, range, Some(PageRange::ALL), &space.begins(), &spared, &shared.kernel);
+            for (space, call) in off {
+                space.take_off(tid, call, &[PageRange::ALL], &space.begins(), &spared, &shared.kernel);
                 space.tend(&shared.kernel);
             }
         });
@@ -651,7 +657,9 @@ impl MainLoop {
         }
         self.note_lingering(&spaces, operation.reach());
         let in_the_way = self.shared.layers.fault != FaultLayer::Off
-            && spaces.iter().any(|s| !s.fault.passes(tid, &operation));
+            && spaces.iter().any(|s| {
+                !s.fault.passes(tid, &operation) || may_hit && s.fault.untold(&operation, reach).is_some()
+            });
         if !may_hit && !in_the_way {
             let reach: Vec<_> = reach.ranges().collect();
             self.shared.gate.answer(held, &spaces, &reach);

@@ -67,7 +67,7 @@ pub fn follow(pid: u32, mut left: Vec<u32>) {
     }
 }
 
-/// Waiting for a thread to leave the call that it was let into: one that would fail where memory is watched.
+/// Waiting for a thread to leave the call that it was let into, on whose end no event comes.
 #[derive(Debug)]
 pub struct Leaving {
     tid: u32,
@@ -83,7 +83,7 @@ impl Leaving {
 
     /// Whether the thread of process `pid` has left it, or ten seconds are over.
     pub fn is_over(&mut self, pid: u32) -> bool {
-        match look_for(pid, self.tid, &|operation| operation.fails_on_watched().is_some()) {
+        match look(pid, self.tid) {
             Seen::Outside => return true,
             Seen::Inside => {}
             Seen::Unclear => {

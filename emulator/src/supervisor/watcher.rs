@@ -25,7 +25,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use ummunotify_abi::PageRange;
 use ummunotify_engine::{Begin, Engine, Host, Reason, Recorded};
-use ummunotify_sys::uffd::{Change, Watch};
+use ummunotify_sys::uffd::Watch;
 
 use super::calls::{Calls, range_of};
 use super::context::Context;
@@ -77,8 +77,7 @@ fn event(space: &Space, watch: &Watch) -> nix::Result<()> {
     let change = watch.next();
     let mut range = None;
     if let Ok(Some(change)) = &change {
-        let trusted = !space.fault.bypass();
-        let explained = space.fault.with_calls(|calls| calls.explain(change, trusted));
+        let explained = space.fault.happened(change);
         // Moving a length of 0 makes a second mapping of a shared one, and changes nothing of the first.
         range = Some(range_of(change)).filter(|range| !range.is_empty() && !explained);
         log::debug!(
@@ -106,14 +105,6 @@ fn event(space: &Space, watch: &Watch) -> nix::Result<()> {
         space.fault.set_bypass();
         space.record(&[range], &[]);
         log::info!("process {}: {change:x?} by no trapped call", space.pid);
-    }
-    let place = range_of(&change);
-    match change {
-        Change::Unmapped { .. } => space.fault.gone(place, None),
-        Change::Moved { to, len, .. } => {
-            space.fault.gone(place, Some(PageRange::new(to, to.saturating_add(len))));
-        }
-        Change::Dropped { .. } => {}
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use crossbeam_channel::{Receiver, Sender};
 use ummunotify_abi::PageRange;
 use ummunotify_engine::Reason;
 
-use super::fault::Begins;
+use super::fault::{Begins, Untold};
 use super::gate::{Gate, Held};
 use super::log;
 use super::space::Space;
@@ -119,24 +119,19 @@ pub fn run(jobs: &Receiver<Arc<Job>>, gate: &Gate, kernel: &KernelTraits, findin
         log::debug!("task {}: {:?}: {:x?}", job.tid, job.operation, effect);
         let mut aside = Vec::new();
         for (space, begins) in spaces.iter().zip(&begins) {
-            let off = off_for(space, &job, kernel);
+            let off = untold(space, &job, kernel);
             match &effect {
                 Effect::Pieces(pieces) => {
-                    // The last of them when the watch is off.
-                    let (now, last) = match (off, pieces.split_last()) {
-                        (Some(_), Some((last, first))) => (first, Some(*last)),
-                        _ => (pieces.as_slice(), None),
-                    };
-                    space.record(now, &job.spared);
-                    if let Some(range) = off {
-                        space.take_off(job.tid, range, last, begins, &job.spared, kernel);
+                    match off {
+                        Some(call) => space.take_off(job.tid, call, pieces, begins, &job.spared, kernel),
+                        None => space.record(pieces, &job.spared),
                     }
                     space.fault.recorded(job.tid, pieces);
                 }
                 Effect::All(_) => {
                     space.invalidate_all_but(Reason::Unreadable, &job.spared);
-                    if let Some(range) = off {
-                        space.take_off(job.tid, range, Some(PageRange::ALL), begins, &job.spared, kernel);
+                    if let Some(call) = off {
+                        space.take_off(job.tid, call, &[PageRange::ALL], begins, &job.spared, kernel);
                     }
                     space.fault.recorded(job.tid, &[PageRange::ALL]);
                 }
@@ -151,9 +146,24 @@ pub fn run(jobs: &Receiver<Arc<Job>>, gate: &Gate, kernel: &KernelTraits, findin
     }
 }
 
+/// Whether no event would come on the end of the call: the watch must be taken off for it, or it isn't on all that is
+/// registered there.
+fn untold(space: &Arc<Space>, job: &Job, kernel: &KernelTraits) -> Option<Untold> {
+    if !space.fault.is_on() {
+        return None;
+    }
+    space.fault.await_reading();
+    let fails = in_the_way(space, job, kernel).map(|over| Untold { over, fails: true });
+    fails.or_else(|| {
+        let reach = job.operation.reach_with_heap(space.heap_limit());
+        let hits = reach.ranges().any(|range| space.may_hit(range, &job.spared));
+        space.fault.untold(&job.operation, reach).filter(|_| hits)
+    })
+}
+
 /// The range that userfaultfd must be taken off for a call that would fail, since the watch parts mappings; `None` if
 /// it isn't in the way.
-fn off_for(space: &Arc<Space>, job: &Job, kernel: &KernelTraits) -> Option<PageRange> {
+fn in_the_way(space: &Arc<Space>, job: &Job, kernel: &KernelTraits) -> Option<PageRange> {
     let range = job.operation.fails_on_watched()?;
     if space.fault.passes(job.tid, &job.operation) {
         return None;

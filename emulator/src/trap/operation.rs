@@ -180,6 +180,11 @@ impl Reach {
         .into_iter()
         .flatten()
     }
+
+    /// One range around all of them.
+    pub fn hull(self) -> Option<PageRange> {
+        self.ranges().reduce(|a, b| PageRange::new(a.start.min(b.start), a.end.max(b.end)))
+    }
 }
 
 impl Decoded {
@@ -438,6 +443,12 @@ impl Operation {
             }
             _ => false,
         }
+    }
+
+    /// Whether it takes mappings away, of which userfaultfd tells when they have gone (events of the other kinds come
+    /// before the operation acts).
+    pub const fn ends_with_event(&self) -> bool {
+        matches!(self, Self::Munmap { .. } | Self::MmapFixed { .. } | Self::Mremap { .. } | Self::Brk { .. })
     }
 
     /// What would fail where a part of a mapping, or all of it, is watched by userfaultfd: growing and moving a

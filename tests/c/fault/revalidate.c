@@ -2,13 +2,15 @@
  * The re-validation race: a cache that is told of an invalidation and takes the memory in again at once, before the
  * operation has acted, must not be left with what was there before.
  *
- *   revalidate KIND ROUNDS LEAST [lose]      KIND: unmap, move, parted or discard
+ *   revalidate KIND ROUNDS LEAST [lose]      KIND: unmap, move, parted, bare or discard
  *
  * A changer takes a page's memory away. Beside it a validator reads the events as fast as it can, registers the page
- * anew, looks at it (that is its pin) and notes what it saw together with the counter's value of the LAST before.
+ * anew every other time, looks at it (that is its pin) and notes what it saw together with the counter's value of
+ * the LAST before.
  * When the operation has returned, no note of the old contents may be current. A device that tells of an operation
  * before it acts, and not again when it has, leaves such notes. `parted` moves a mapping of which half is registered:
- * a watch on that half must be taken off for the call, so that it tells no end. It goes on until LEAST notes were
+ * a watch on that half must be taken off for the call, so that it tells no end. `bare` unmaps memory that can't be
+ * watched, a private mapping of a file on disk. It goes on until LEAST notes were
  * current when the operation began; with lose, until so many were stale.
  */
 #define _GNU_SOURCE
@@ -84,17 +86,20 @@ static int look(uint64_t *stamp)
 static void *validator(void *unused)
 {
 	struct ummunotify_register_ioctl region = { .start = (uintptr_t)page, .end = (uintptr_t)page + PAGE };
-	uint64_t cookie = 0, generation = 0, stamp;
+	uint64_t cookie = 0, generation = 0, stamp, turn = 0;
 
 	while (atomic_load(&running)) {
 		if (cookie != 0 && !drain(&generation)) {
 			sched_yield();
 			continue;
 		}
-		if (cookie != 0)
-			must(ioctl(device, UMMUNOTIFY_UNREGISTER_REGION, &cookie) == 0, "UNREGISTER_REGION");
-		region.user_cookie = ++cookie;
-		must(ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region) == 0, "REGISTER_REGION");
+		/* Every other time the region stays as it is: what was read of it may be reported again. */
+		if (turn++ % 2 == 0) {
+			if (cookie != 0)
+				must(ioctl(device, UMMUNOTIFY_UNREGISTER_REGION, &cookie) == 0, "UNREGISTER_REGION");
+			region.user_cookie = ++cookie;
+			must(ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region) == 0, "REGISTER_REGION");
+		}
 		if (look(&stamp)) {
 			note(stamp, generation);
 			taken_in++;
@@ -117,17 +122,23 @@ static int is_stale(uint64_t gone)
 int main(int argc, char **argv)
 {
 	int known = argc > 3, lose = argc > 4 && strcmp(argv[4], "lose") == 0;
-	int unmap = known && strcmp(argv[1], "unmap") == 0, parted = known && strcmp(argv[1], "parted") == 0;
+	int bare = known && strcmp(argv[1], "bare") == 0, unmap = bare || (known && strcmp(argv[1], "unmap") == 0);
+	int parted = known && strcmp(argv[1], "parted") == 0;
 	int move = parted || (known && strcmp(argv[1], "move") == 0);
 	uint64_t stamp, stale = 0, current = 0;
 	struct bout bout = { 0 };
 	const size_t whole = parted ? 2 * PAGE : PAGE;
 	pthread_t thread;
+	int backed = MAP_PRIVATE | (bare ? 0 : MAP_ANONYMOUS), fd = -1;
 	char *elsewhere;
 
 	if (!unmap && !move && (!known || strcmp(argv[1], "discard") != 0))
-		return fprintf(stderr, "usage: revalidate unmap|move|parted|discard ROUNDS LEAST [lose]\n"), 2;
+		return fprintf(stderr, "usage: revalidate unmap|move|parted|bare|discard ROUNDS LEAST [lose]\n"), 2;
 	bout_begin(&bout, argv[2], argv[3]);
+	if (bare) {
+		fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+		must(fd >= 0, "/proc/self/exe");
+	}
 	device = open("/dev/ummunotify", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	must(device >= 0, "open /dev/ummunotify");
 	counter = mmap(NULL, 8, PROT_READ, MAP_SHARED, device, 0);
@@ -138,12 +149,10 @@ int main(int argc, char **argv)
 	must(munmap(page, 7 * PAGE) == 0, "munmap");
 	elsewhere = page + 4 * PAGE;
 	page += PAGE;
-	must(mmap(page, whole, RW, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == page, "mmap");
+	must(mmap(page, whole, RW, backed | MAP_FIXED_NOREPLACE, fd, 0) == page, "mmap");
 	*(volatile uint64_t *)page = 1;
 	must(pthread_create(&thread, NULL, validator, NULL) == 0, "pthread_create");
 	for (stamp = 1; bout_goes_on(&bout, stamp, lose ? stale : current); stamp++) {
-		int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
-
 		/* The race is on where the validator has taken the page in. */
 		for (int i = 0; i < 1000 && atomic_load(&noted_stamp) != stamp; i++)
 			sched_yield();
@@ -159,7 +168,7 @@ int main(int argc, char **argv)
 		if (move)
 			must(munmap(elsewhere, whole) == 0, "munmap of the new place");
 		if (unmap || move)
-			must(mmap(page, whole, RW, flags, -1, 0) == page, "mmap");
+			must(mmap(page, whole, RW, backed | MAP_FIXED_NOREPLACE, fd, 0) == page, "mmap");
 		*(volatile uint64_t *)page = stamp + 1;
 	}
 	atomic_store(&running, 0);
