@@ -7,6 +7,9 @@
 //! Lock order: `order`, then `state`. `order` is held across calls that can wait for the target's mapping lock, so
 //! neither the main loop nor the watcher takes it; `state` never across any.
 
+mod arming;
+mod untold;
+
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,34 +20,21 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use ummunotify_abi::PageRange;
-use ummunotify_abi::arena::ELSEWHERE_FAULT;
-use ummunotify_abi::range::PAGE_SIZE;
-use ummunotify_engine::{Begin, Reason};
 use ummunotify_sys::uffd::{Change, Watch};
 
 use super::calls::{CALLS, Call, Calls, range_of};
 use super::context::{Context, lock};
-use super::host::SupervisorHost;
 use super::log;
 use super::ranges::Ranges;
 use super::settle::Leaving;
 use super::space::Space;
 use super::{task, watcher};
-use crate::target::maps::{self, Mapping, Name};
-use crate::target::{KernelTraits, Target};
-use crate::trap::operation::{ADDRESS_END, Operation, Reach};
+use crate::target::KernelTraits;
+use crate::trap::operation::{Operation, Reach};
 
-/// Where contexts stood, by their numbers.
-pub type Begins = HashMap<u64, Begin>;
-
-/// A call on whose end no event will come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Untold {
-    /// What it touches.
-    pub over: PageRange,
-    /// It would fail where a mapping is watched in part: the watch is taken off for it.
-    pub fails: bool,
-}
+use self::arming::{Arming, pages_of};
+use self::untold::Off;
+pub use self::untold::{Begins, Untold};
 
 /// What [`Fault::order`] doesn't guard.
 #[derive(Debug, Default)]
@@ -106,58 +96,6 @@ impl State {
     }
 }
 
-/// A call on whose end no event comes, see [`State::off`]; so it is announced where it hits, which holds LAST back until
-/// the call has acted, and whoever registers something there waits as long.
-#[derive(Debug)]
-struct Off {
-    /// Which call it was: a later one of the same task must not be taken for it.
-    number: u64,
-    ranges: Ranges,
-    /// The task makes another call already.
-    left: bool,
-    /// What the call touches.
-    over: PageRange,
-    /// The contexts in which it hits something, told of its end when this is dropped.
-    #[expect(dead_code, reason = "kept to be dropped")]
-    hits: Vec<Hit>,
-}
-
-/// What a call on whose end no event comes does in one context.
-#[derive(Debug)]
-struct Hit {
-    context: Arc<Context>,
-    /// Where it stood before anything was recorded.
-    begin: Begin,
-    /// What was recorded before the call.
-    recorded: Vec<PageRange>,
-    /// What is still to be told: the last piece. Not of programs whose readers the call waits for, if they sleep, so
-    /// that they can't wait for the call; to them all is recorded before it, and its end may come late.
-    announced: Option<(Begin, PageRange)>,
-}
-
-impl Hit {
-    /// Records the call's beginning; `None` if it hits nothing of that context.
-    fn new(context: Arc<Context>, pieces: &[PageRange]) -> Option<Self> {
-        let begin = context.engine.begin();
-        let mut recorded: Vec<_> = pieces.iter().copied().filter(|p| context.engine.may_hit(*p)).collect();
-        let last = if context.is_shims { recorded.pop()? } else { *recorded.first()? };
-        // Before what is recorded, so that it is held back as long.
-        let announced = context.is_shims.then(|| (watcher::announce(&context), last));
-        recorded.iter().for_each(|piece| context.record(*piece));
-        Some(Self { context, begin, recorded, announced })
-    }
-}
-
-impl Drop for Hit {
-    /// The call's end.
-    fn drop(&mut self) {
-        self.recorded.iter().for_each(|piece| watcher::end(&self.context, self.begin, *piece));
-        if let Some((begin, piece)) = self.announced {
-            watcher::fulfil(&self.context, begin, Some(piece));
-        }
-    }
-}
-
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Fault {
@@ -182,9 +120,6 @@ const AWAIT: Duration = Duration::from_secs(2);
 
 /// How long a call waits for an event that is being read.
 const AWAIT_READING: Duration = Duration::from_millis(5);
-
-/// How many probes may be spent on finding out which pages of a range are registered by nobody else.
-const PROBES: usize = 512;
 
 impl Fault {
     /// Takes the userfaultfd of the address space, for later. A second one isn't taken.
@@ -551,71 +486,6 @@ impl Space {
         }
     }
 
-    /// Where each context stands.
-    pub fn begins(&self) -> Begins {
-        self.contexts().iter().map(|context| (context.number, context.engine.begin())).collect()
-    }
-
-    /// Records a call of task `tid` in every context that isn't spared and has its end told without an event, by
-    /// [`Self::tend`]; takes the watch off for it until then if it would fail. `pieces` are what it invalidates, found
-    /// out after `begins`. What was registered or read since isn't regarded in them, and may be in use already: then it
-    /// is all that the call touches.
-    pub fn take_off(
-        self: &Arc<Self>,
-        tid: u32,
-        call: Untold,
-        pieces: &[PageRange],
-        begins: &Begins,
-        spared: &[u64],
-        kernel: &KernelTraits,
-    ) {
-        let range = call.over;
-        // Whoever registers something there from here on waits for the call.
-        let _order = lock(&self.fault.order);
-        let contexts = self.contexts().into_iter().filter(|c| !spared.contains(&c.number));
-        let contexts: Vec<_> = contexts.collect();
-        let moved = |context: &Arc<Context>| {
-            begins.get(&context.number).is_none_or(|begin| !context.engine.unmoved(*begin))
-        };
-        let all =
-            [pieces.iter().fold(range, |all, p| PageRange::new(all.start.min(p.start), all.end.max(p.end)))];
-        let pieces = if contexts.iter().any(moved) { &all } else { pieces };
-        let armed = match self.arming(kernel).filter(|_| call.fails) {
-            Some(arming) => {
-                let armed = lock(&self.fault.state).armed.over(range);
-                let pieces: Vec<_> = armed.into_iter().filter_map(|r| r.intersection(range)).collect();
-                pieces.iter().for_each(|piece| arming.disarm(*piece));
-                pieces
-            }
-            None => Vec::new(),
-        };
-        let hits = contexts.into_iter().filter_map(|context| Hit::new(context, pieces)).collect();
-        let mut state = lock(&self.fault.state);
-        state.offs += 1;
-        let number = state.offs;
-        // Its last such call is over, since it makes another.
-        let mut ranges = state.off.remove(&tid).map(|before| before.ranges).unwrap_or_default();
-        armed.into_iter().for_each(|piece| ranges.insert(piece));
-        for piece in state.lost.over(range) {
-            state.lost.remove(piece);
-            ranges.insert(piece);
-        }
-        state.off.insert(tid, Off { number, ranges, left: false, over: range, hits });
-    }
-
-    /// Waits, for a bounded time, while a call is on its way that touches `region` and whose end no event tells: who
-    /// registers meanwhile would take in memory that is about to go. To be called before the region is registered,
-    /// so that it isn't hit by what was before it.
-    pub fn await_calls(&self, region: PageRange) {
-        let pages = pages_of(region);
-        let mut pause = Duration::from_micros(20);
-        let start = Instant::now();
-        while self.fault.is_on() && self.fault.is_off_at(pages) && start.elapsed() < AWAIT {
-            std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(1));
-        }
-    }
-
     /// Takes the watch off a range for good: it is somebody else's from here on. True if it was watched.
     pub fn give_away(self: &Arc<Self>, range: PageRange, kernel: &KernelTraits) -> bool {
         let _order = lock(&self.fault.order);
@@ -630,285 +500,12 @@ impl Space {
         !pieces.is_empty()
     }
 
-    /// Arms what was taken off again, once the calls have acted, on a thread of its own.
-    pub fn tend(self: &Arc<Self>, kernel: &KernelTraits) {
-        if self.fault.tending.swap(true, Ordering::AcqRel) {
-            // The one at work looks once more when it has done.
-            return;
-        }
-        let (space, kernel) = (Arc::clone(self), kernel.clone());
-        let started =
-            std::thread::Builder::new().name("tend".into()).stack_size(256 * 1024).spawn(move || {
-                let is_idle = || lock(&space.fault.state).off.is_empty();
-                loop {
-                    space.put_all_on(&kernel);
-                    space.fault.tending.store(false, Ordering::Release);
-                    if is_idle() || space.fault.tending.swap(true, Ordering::AcqRel) {
-                        return;
-                    }
-                }
-            });
-        if let Err(e) = started {
-            self.fault.tending.store(false, Ordering::Release);
-            log::warning!(
-                "process {}: can't start a thread: {e}; what it moved isn't watched any more",
-                self.pid
-            );
-            let off = std::mem::take(&mut lock(&self.fault.state).off);
-            drop(off);
-            self.invalidate_all(Reason::Unreadable);
-        }
-    }
-
-    /// Waits until all calls have acted that something was taken off for, and arms that.
-    fn put_all_on(self: &Arc<Self>, kernel: &KernelTraits) {
-        let mut calls: HashMap<(u32, u64), Leaving> = HashMap::new();
-        let mut pause = Duration::from_micros(50);
-        loop {
-            let off: Vec<_> = {
-                let state = lock(&self.fault.state);
-                state.off.iter().map(|(tid, off)| (*tid, off.number, off.left)).collect()
-            };
-            if off.is_empty() {
-                return;
-            }
-            calls.retain(|call, _| off.iter().any(|(tid, number, _)| *call == (*tid, *number)));
-            for (tid, number, left) in off {
-                if left || calls.entry((tid, number)).or_insert_with(|| Leaving::new(tid)).is_over(self.pid) {
-                    self.put_on(tid, number, kernel);
-                }
-            }
-            let state = lock(&self.fault.state);
-            let rest = |state: &mut State| state.off.values().all(|off| !off.left);
-            let _ = self.fault.calls_end.wait_timeout_while(state, pause, rest);
-            pause = (pause * 2).min(Duration::from_micros(500));
-        }
-    }
-
-    /// Arms what was taken off for that call of a task, unless it has made another one.
-    fn put_on(self: &Arc<Self>, tid: u32, number: u64, kernel: &KernelTraits) {
-        let _order = lock(&self.fault.order);
-        let off = match lock(&self.fault.state).off.get(&tid) {
-            Some(off) if off.number == number => off.ranges.all(),
-            _ => return,
-        };
-        if let Some(arming) = self.arming(kernel).as_ref() {
-            for range in off.into_iter().filter(|range| self.any(|c| c.engine.may_hit(*range))) {
-                arming.arm_or_wait(range);
-                if self.fault.bypass() {
-                    // Nobody watched meanwhile.
-                    self.record(&[range], &[]);
-                }
-            }
-        }
-        // Not earlier: who is about to make another such call looks here. And what another call does there is told by
-        // an event from here on.
-        let off = lock(&self.fault.state).off.remove(&tid);
-        drop(off);
-    }
-
     fn arming<'a>(self: &'a Arc<Self>, kernel: &'a KernelTraits) -> Option<Arming<'a>> {
         if !self.fault.is_on() {
             return None;
         }
         let watch = lock(&self.fault.state).watch.clone()?;
         Some(Arming { space: self, kernel, watch })
-    }
-}
-
-/// What is done with `order` held.
-struct Arming<'a> {
-    space: &'a Arc<Space>,
-    kernel: &'a KernelTraits,
-    watch: Arc<Watch>,
-}
-
-impl Arming<'_> {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        lock(&self.space.fault.state)
-    }
-
-    /// Turns the context's own registrations to us, and arms those that are there.
-    fn context(&self, context: &Arc<Context>) {
-        let host = SupervisorHost::new(Arc::clone(self.space), Arc::clone(context));
-        let mut regions = Ranges::default();
-        let seen = context
-            .engine
-            .set_elsewhere(&host, ELSEWHERE_FAULT)
-            .and_then(|()| context.engine.visit(&host, |region| regions.insert(pages_of(region.range))));
-        if seen.is_err() {
-            self.space.fault.unwatched.fetch_add(1, Ordering::Relaxed);
-            log::warning!(
-                "process {}, context {}: a thread stays inside a call of the device, so its regions can't be \
-                 watched by userfaultfd",
-                self.space.pid,
-                context.number
-            );
-        }
-        for range in regions.all() {
-            self.arm_or_wait(range);
-        }
-    }
-
-    /// Arms what is mapped in a range: as a whole, else mapping by mapping. False if nothing is mapped there.
-    fn arm(&self, range: PageRange) -> bool {
-        let Err(whole) = self.watch.arm(range.start, range.len()) else {
-            self.armed(range);
-            return true;
-        };
-        if self.space.is_gone() || !self.space.process_alive() {
-            return true;
-        }
-        let table = match task::mappings(self.space.pid, self.kernel) {
-            Ok(table) => table,
-            Err(e) => {
-                self.lose(range, &format!("{whole}; {e}"));
-                return true;
-            }
-        };
-        let mapped = maps::overlapping(&table, range);
-        for mapping in mapped.iter().filter(|m| m.name != Name::Special) {
-            let Some(piece) = mapping.range.intersection(range) else { continue };
-            // Huge pages are watched whole.
-            let piece = if self.is_huge(mapping) { mapping.range } else { piece };
-            match self.watch.arm(piece.start, piece.len()) {
-                Ok(()) => self.armed(piece),
-                Err(e) => self.lose(piece, &e.to_string()),
-            }
-        }
-        !mapped.is_empty()
-    }
-
-    fn armed(&self, range: PageRange) {
-        let mut state = self.state();
-        state.armed.insert(range);
-        state.bare.remove(range);
-    }
-
-    /// The same; what isn't mapped yet is armed later.
-    fn arm_or_wait(&self, range: PageRange) {
-        if !self.arm(range) {
-            self.state().lost.insert(range);
-        }
-    }
-
-    fn is_huge(&self, mapping: &Mapping) -> bool {
-        use crate::target::{FileKind, ProcessTarget};
-        let mut target = ProcessTarget::new(self.space.pid.cast_signed(), true, self.kernel);
-        matches!(target.device_kind(mapping.device), FileKind::Hugetlb(_))
-    }
-
-    /// Coverage is lost: said the first time, and counted.
-    fn lose(&self, piece: PageRange, why: &str) {
-        self.state().bare.insert(piece);
-        if self.space.fault.unwatched.fetch_add(1, Ordering::Relaxed) == 0 {
-            log::warning!(
-                "process {}: userfaultfd can't watch [{:#x},{:#x}): {why}; what changes it past the filter goes \
-                 unseen (said once, counted in the statistics)",
-                self.space.pid,
-                piece.start,
-                piece.end
-            );
-        }
-    }
-
-    /// Disarms a range, whatever is mapped there now.
-    fn disarm(&self, range: PageRange) {
-        self.state().armed.remove(range);
-        if self.watch.disarm(range.start, range.len()).is_ok() {
-            return;
-        }
-        // Something in it never was watched. What isn't mapped any more needs nothing.
-        let Ok(table) = task::mappings(self.space.pid, self.kernel) else { return };
-        for mapping in maps::overlapping(&table, range) {
-            let Some(piece) = mapping.range.intersection(range) else { continue };
-            if self.watch.disarm(piece.start, piece.len()).is_err()
-                && piece != mapping.range
-                && self.is_huge(mapping)
-                && !self.space.any(|c| c.engine.may_hit(mapping.range))
-                && self.watch.disarm(mapping.range.start, mapping.range.len()).is_ok()
-            {
-                // As a whole it was watched, and as a whole it goes when nobody has registered any of it.
-                self.state().armed.remove(mapping.range);
-            }
-        }
-    }
-
-    /// Disarms the parts of a range that nobody has registered.
-    fn disarm_unregistered(&self, range: PageRange) {
-        let registered = |range| self.space.any(|c| c.engine.may_hit(range));
-        let mut free = Ranges::default();
-        unregistered(range, &registered, &mut free, &mut { PROBES });
-        for piece in free.all() {
-            {
-                let mut state = self.state();
-                state.lost.remove(piece);
-                state.bare.remove(piece);
-            }
-            self.disarm(piece);
-        }
-    }
-
-    /// Arms what was lost and is mapped again, and disarms what was moved to where nothing is registered.
-    fn tidy(&self) {
-        let (waiting, stray) = {
-            let mut state = self.state();
-            (!state.lost.is_empty(), std::mem::take(&mut state.stray))
-        };
-        for range in stray.all() {
-            self.disarm_unregistered(range);
-        }
-        if !waiting {
-            return;
-        }
-        // What isn't mapped needs no look, however much of that is registered.
-        let Ok(table) = task::mappings(self.space.pid, self.kernel) else { return };
-        let mut lost = Ranges::default();
-        for mapping in table.iter().filter(|m| m.name != Name::Special) {
-            for piece in self.state().lost.over(mapping.range) {
-                piece.intersection(mapping.range).into_iter().for_each(|piece| lost.insert(piece));
-            }
-        }
-        for range in lost.all().into_iter().take(PROBES) {
-            // Where it was taken off for a call, that would fail; it is armed after the call. And it stays in the set
-            // until it is armed: who is about to make such a call looks there. Nor where a call acts.
-            let waits = self.space.fault.is_off_at(range) || !self.space.fault.acting_on(range).is_empty();
-            let wanted = self.space.any(|c| c.engine.may_hit(range));
-            if !wanted || !waits && self.arm(range) {
-                self.state().lost.remove(range);
-            }
-        }
-    }
-}
-
-/// The pages that an invalidation of a region can be about, whatever the region looks like.
-fn pages_of(region: PageRange) -> PageRange {
-    let start = region.start.min(region.end.saturating_sub(1));
-    let end = region.end.max(region.start.saturating_add(1));
-    let down = |address: u64| address & !(PAGE_SIZE - 1);
-    PageRange::new(
-        down(start.min(ADDRESS_END)),
-        down(end.min(ADDRESS_END).saturating_add(PAGE_SIZE - 1)).max(PAGE_SIZE),
-    )
-}
-
-/// Adds the parts of `range` that aren't `registered` to `free`, as far as the probes suffice.
-fn unregistered(
-    range: PageRange,
-    registered: &dyn Fn(PageRange) -> bool,
-    free: &mut Ranges,
-    probes: &mut usize,
-) {
-    if range.is_empty() || *probes == 0 {
-        return;
-    }
-    *probes -= 1;
-    if !registered(range) {
-        free.insert(range);
-    } else if range.len() > PAGE_SIZE {
-        let middle = range.start + ((range.len() / 2) & !(PAGE_SIZE - 1)).max(PAGE_SIZE);
-        unregistered(PageRange::new(range.start, middle), registered, free, probes);
-        unregistered(PageRange::new(middle, range.end), registered, free, probes);
     }
 }
 
@@ -919,36 +516,4 @@ pub fn say_missing(space: &Space, errno: Errno, why: &str) {
         "process {}: {why}, and userfaultfd can't be had ({errno}): what changes memory through io_uring goes unseen",
         space.pid
     );
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const fn pages(start: u64, end: u64) -> PageRange {
-        PageRange::new(start * PAGE_SIZE, end * PAGE_SIZE)
-    }
-
-    #[test]
-    fn regions_of_any_shape_have_pages() {
-        assert_eq!(pages_of(PageRange::new(0x1800, 0x1801)), pages(1, 2));
-        assert_eq!(pages_of(pages(1, 3)), pages(1, 3));
-        assert_eq!(pages_of(PageRange::new(0x1800, 0x1800)), pages(1, 2));
-        assert_eq!(pages_of(pages(5, 5)), pages(4, 6));
-        assert_eq!(pages_of(pages(9, 5)), pages(4, 10));
-        assert_eq!(pages_of(PageRange::new(0, 0)), pages(0, 1));
-        assert_eq!(pages_of(PageRange::ALL), PageRange::new(0, ADDRESS_END));
-    }
-
-    #[test]
-    fn what_others_registered_stays_armed() {
-        let left = [pages(3, 4), pages(7, 9), pages(20, 21)];
-        let registered = |range: PageRange| left.iter().any(|r| range.hits(*r));
-        let mut free = Ranges::default();
-        unregistered(pages(0, 16), &registered, &mut free, &mut { PROBES });
-        assert_eq!(free.all(), [pages(0, 3), pages(4, 7), pages(9, 16)]);
-        let mut free = Ranges::default();
-        unregistered(pages(0, 1 << 30), &|_| true, &mut free, &mut { PROBES });
-        assert_eq!(free.all(), [], "and the search ends");
-    }
 }

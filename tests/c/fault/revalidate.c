@@ -32,6 +32,8 @@
 
 #define PAGE 4096UL
 #define RW (PROT_READ | PROT_WRITE)
+/* Microseconds. */
+#define PATIENCE 300
 
 static int device;
 static const volatile uint64_t *counter;
@@ -47,6 +49,14 @@ static void must(int condition, const char *what)
 		printf("%s: %s\n", what, strerror(errno));
 		exit(2);
 	}
+}
+
+static int64_t microseconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000L + now.tv_nsec / 1000;
 }
 
 static void note(uint64_t stamp, uint64_t generation)
@@ -153,8 +163,8 @@ int main(int argc, char **argv)
 	*(volatile uint64_t *)page = 1;
 	must(pthread_create(&thread, NULL, validator, NULL) == 0, "pthread_create");
 	for (stamp = 1; bout_goes_on(&bout, stamp, lose ? stale : current); stamp++) {
-		/* The race is on where the validator has taken the page in. */
-		for (int i = 0; i < 1000 && atomic_load(&noted_stamp) != stamp; i++)
+		/* The race is on where the validator has taken the page in; it may be waiting for an event. */
+		for (int64_t due = microseconds() + PATIENCE; atomic_load(&noted_stamp) != stamp && microseconds() < due;)
 			sched_yield();
 		current += atomic_load(&noted_stamp) == stamp && atomic_load(&noted_generation) == *counter;
 		if (unmap) {
