@@ -23,7 +23,8 @@
 
 static const volatile uint64_t *counter;
 static _Atomic(char *) page;
-static _Atomic uint64_t generation, window;
+/* The turn is odd while a page is there; addresses come back. */
+static _Atomic uint64_t generation, window, turn;
 static _Atomic int running = 1;
 
 static void *watcher(void *unused)
@@ -31,16 +32,17 @@ static void *watcher(void *unused)
 	unsigned char resident;
 
 	while (atomic_load(&running)) {
+		uint64_t this = atomic_load(&turn);
 		char *at = atomic_load(&page);
 
-		if (at == NULL || mincore(at, PAGE, &resident) == 0 || errno != ENOMEM) {
+		if (this % 2 == 0 || mincore(at, PAGE, &resident) == 0 || errno != ENOMEM) {
 			sched_yield();
 			continue;
 		}
 		/* It is gone, and the counter doesn't say so yet. */
-		if (*counter == atomic_load(&generation) && atomic_load(&page) == at)
+		if (*counter == atomic_load(&generation) && atomic_load(&turn) == this)
 			atomic_fetch_add(&window, 1);
-		while (atomic_load(&page) == at && atomic_load(&running))
+		while (atomic_load(&turn) == this && atomic_load(&running))
 			sched_yield();
 	}
 	return unused;
@@ -71,10 +73,11 @@ int main(int argc, char **argv)
 		*at = 1;
 		atomic_store(&generation, *counter);
 		atomic_store(&page, at);
+		atomic_fetch_add(&turn, 1);
 		if (munmap(at, PAGE) != 0)
 			return perror("munmap"), 2;
 		late += *counter == atomic_load(&generation);
-		atomic_store(&page, NULL);
+		atomic_fetch_add(&turn, 1);
 		ioctl(device, UMMUNOTIFY_UNREGISTER_REGION, &round);
 		while (read(device, events, sizeof(events)) > 0)
 			;
