@@ -51,6 +51,8 @@ struct State {
     off: HashMap<u32, Off>,
     /// Number of the last call that something was taken off for.
     offs: u64,
+    /// What is being armed, and whether some of it went away meanwhile.
+    arming: Option<(PageRange, bool)>,
     /// Registered ranges that can't be watched.
     bare: Ranges,
     /// Ranges that became armed without being registered: the new places of moved mappings.
@@ -77,14 +79,22 @@ impl State {
         self.lost.touches(range)
             // An event that is being read may be of a mapping that went from there, and what is there now isn't watched.
             || self.calls.is_reading()
+            || self.is_being_armed(range)
             || self.changing.iter().any(|pages| pages.hits(range))
             || self.off.iter().any(|(task, off)| *task == tid || off.over.hits(range))
+    }
+
+    fn is_being_armed(&self, range: PageRange) -> bool {
+        self.arming.is_some_and(|(arming, _)| arming.hits(range))
     }
 
     /// What was armed in `range` isn't mapped there any more; `moved_to`: it is there now.
     fn gone(&mut self, range: PageRange, moved_to: Option<PageRange>) {
         if range.is_empty() {
             return;
+        }
+        if let Some((arming, went)) = &mut self.arming {
+            *went |= arming.hits(range);
         }
         for piece in self.armed.over(range).into_iter().filter_map(|r| r.intersection(range)) {
             self.lost.insert(piece);
@@ -208,7 +218,10 @@ impl Fault {
         }
         let state = lock(&self.state);
         let untold = |range: PageRange| {
-            state.calls.is_reading() || state.lost.touches(range) || state.bare.touches(range)
+            state.calls.is_reading()
+                || state.is_being_armed(range)
+                || state.lost.touches(range)
+                || state.bare.touches(range)
         };
         reach.ranges().any(untold).then(|| reach.hull()).flatten().map(|over| Untold { over, fails: false })
     }

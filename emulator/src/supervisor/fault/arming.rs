@@ -1,5 +1,6 @@
 //! What is watched: ranges are armed and disarmed.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -55,46 +56,49 @@ impl Arming<'_> {
         }
     }
 
-    /// Arms what is mapped in a range: as a whole, else mapping by mapping. False if nothing is mapped there.
-    fn arm(&self, range: PageRange) -> bool {
-        let Err(whole) = self.watch.arm(range.start, range.len()) else {
-            self.armed(range);
-            return true;
-        };
+    /// Arms what is mapped in a range: as a whole, else mapping by mapping. What isn't mapped yet is armed later.
+    pub(super) fn arm_or_wait(&self, range: PageRange) {
+        self.state().arming = Some((range, false));
+        let mapped = self.arm(range);
+        let mut state = self.state();
+        let went = state.arming.take().is_some_and(|(_, went)| went);
+        state.lost.insert(range);
+        // Some of it may have gone before it was known to be armed.
+        mapped.into_iter().filter(|_| !went).for_each(|piece| state.lost.remove(piece));
+    }
+
+    /// What is mapped there.
+    fn arm(&self, range: PageRange) -> Vec<PageRange> {
+        let Err(whole) = self.arm_piece(range) else { return vec![range] };
         if self.space.is_gone() || !self.space.process_alive() {
-            return true;
+            return vec![range];
         }
         let table = match task::mappings(self.space.pid, self.kernel) {
             Ok(table) => table,
             Err(e) => {
                 self.lose(range, &format!("{whole}; {e}"));
-                return true;
+                return vec![range];
             }
         };
-        let mapped = maps::overlapping(&table, range);
-        for mapping in mapped.iter().filter(|m| m.name != Name::Special) {
+        let mut mapped = Vec::new();
+        for mapping in maps::overlapping(&table, range).iter().filter(|m| m.name != Name::Special) {
             let Some(piece) = mapping.range.intersection(range) else { continue };
+            mapped.push(piece);
             // Huge pages are watched whole.
             let piece = if self.is_huge(mapping) { mapping.range } else { piece };
-            match self.watch.arm(piece.start, piece.len()) {
-                Ok(()) => self.armed(piece),
-                Err(e) => self.lose(piece, &e.to_string()),
+            if let Err(e) = self.arm_piece(piece) {
+                self.lose(piece, &e.to_string());
             }
         }
-        !mapped.is_empty()
+        mapped
     }
 
-    fn armed(&self, range: PageRange) {
+    fn arm_piece(&self, range: PageRange) -> io::Result<()> {
+        self.watch.arm(range.start, range.len())?;
         let mut state = self.state();
         state.armed.insert(range);
         state.bare.remove(range);
-    }
-
-    /// The same; what isn't mapped yet is armed later.
-    pub(super) fn arm_or_wait(&self, range: PageRange) {
-        if !self.arm(range) {
-            self.state().lost.insert(range);
-        }
+        Ok(())
     }
 
     fn is_huge(&self, mapping: &Mapping) -> bool {
@@ -179,8 +183,10 @@ impl Arming<'_> {
             // until it is armed: who is about to make such a call looks there. Nor where a call acts.
             let waits = self.space.fault.is_off_at(range) || !self.space.fault.acting_on(range).is_empty();
             let wanted = self.space.any(|c| c.engine.may_hit(range));
-            if !wanted || !waits && self.arm(range) {
+            if !wanted {
                 self.state().lost.remove(range);
+            } else if !waits {
+                self.arm_or_wait(range);
             }
         }
     }
