@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::cache::{Core, key};
+use crate::hints;
 use crate::index::Writer;
 use crate::miss::Work;
 use crate::slot::{State, Word};
@@ -30,6 +31,7 @@ pub(crate) enum Cause {
 #[derive(Debug)]
 pub(crate) struct Book {
     pub(crate) writer: Writer,
+    hints: hints::Writer,
     free: Vec<u32>,
     /// Slots from here on were never used.
     next: u32,
@@ -55,6 +57,7 @@ impl Book {
     pub(crate) fn new(writer: Writer) -> Self {
         Self {
             writer,
+            hints: hints::Writer::default(),
             free: Vec::new(),
             next: 0,
             hand: 0,
@@ -134,6 +137,7 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         let Some(slot) = self.slots.get(id) else { return };
         let (word, range, access) = (slot.word(), slot.range(), slot.access());
         self.index.remove(&mut book.writer, key(access, range.start));
+        self.hints.remove(&mut book.hints, key(access, range.start), id);
         self.count_rights(book, access, false);
         slot.set_word(word.with(State::Retired));
         book.retired += 1;
@@ -305,6 +309,11 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         if self.index.insert(&mut book.writer, key(access, range.start), id).is_err() {
             debug_assert!(false, "the index is too small");
         }
+        let key_of = |id| {
+            let slot = self.slots.get(id).filter(|slot| slot.word().is(State::Live))?;
+            Some(key(slot.access(), slot.range().start))
+        };
+        self.hints.insert(&mut book.hints, key(access, range.start), id, book.next, key_of);
     }
 
     fn count_rights(&self, book: &mut Book, access: Access, more: bool) {

@@ -20,11 +20,9 @@ pub struct Handle<'a, M: Monitor, R: Registrar> {
 impl<M: Monitor, R: Registrar> Handle<'_, M, R> {
     /// What the registrar returned.
     pub fn registration(&self) -> &R::Registration {
-        // SAFETY: this handle is the use, and it was got while the slot was Live or just before it could be.
-        match unsafe { self.slot.registration() } {
-            Some(registration) => registration,
-            None => unreachable!("an entry has a registration from before it is Live until after it is idle"),
-        }
+        // SAFETY: this handle is the use, and it was got before the slot was seen Live, or by the thread that put the
+        // registration in.
+        unsafe { self.slot.registration() }
     }
 
     /// The pages that are registered, bytes, half-open: at least those that were asked for.

@@ -249,7 +249,7 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         let registration = unsafe { slot.take() };
         let result = catch_unwind(AssertUnwindSafe(|| {
             let _ = self.monitor.unregister(cookie);
-            registration.map_or(Ok(()), |registration| self.registrar.deregister(registration))
+            self.registrar.deregister(registration)
         }));
         let mut book = lock(&self.book);
         book.statistics.deregistration_failures += u64::from(!matches!(result, Ok(Ok(()))));
