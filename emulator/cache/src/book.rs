@@ -235,8 +235,9 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
 
     /// A slot for what is about to be registered, if there is room.
     pub(crate) fn reserve(&self, book: &mut Book, range: PageRange, access: Access) -> Option<u32> {
-        let bytes = book.bytes.saturating_add(range.len());
-        if book.occupied >= self.limits.entries || bytes > self.limits.bytes {
+        // More than can be counted is no room either.
+        let bytes = book.bytes.checked_add(range.len()).filter(|bytes| *bytes <= self.limits.bytes)?;
+        if book.occupied >= self.limits.entries {
             return None;
         }
         let id = book.free.pop().unwrap_or(book.next);

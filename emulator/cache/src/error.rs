@@ -46,10 +46,10 @@ pub enum Error {
         /// The limit.
         max_bytes: u64,
     },
-    /// The adapter refused. The cache is as it was.
+    /// The adapter refused. The cache is as it was, but for idle entries that were given back for it if it had no memory.
     #[error(transparent)]
     Registrar(#[from] RegistrarError),
-    /// The monitor refused to watch the range. The cache is as it was.
+    /// The monitor refused to watch the range. The same.
     #[error("watch {}-{}: {error}; {advice}", Hex(range.start), Hex(range.end), advice = monitor_advice(error))]
     Monitor {
         /// What was asked for, whole pages.

@@ -43,7 +43,9 @@
 //! # Rules for who uses it
 //! * The monitor sees only the process that opened it. A forked child gets [`Error::Forked`], and gives nothing back.
 //! * Nothing keeps the memory behind a handle *mapped*: a registration pins pages, not addresses.
-//! * What a registrar's callbacks do must not use the same cache.
+//! * What a registrar's callbacks do must not use the same cache. They may panic, and fork.
+//! * A signal's handler may not use it either, for misses take a lock. (One that interrupts hits and only hits does no
+//!   harm.)
 #![deny(missing_docs)]
 
 #[cfg(all(test, not(shuttle)))]
