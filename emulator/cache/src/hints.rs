@@ -79,7 +79,7 @@ impl Hints {
         let hash = hash(key);
         let current = self.current.load(Acquire);
         let found = self.find_in(current / 2, hash, &mut look);
-        if found.is_some() || current % 2 == 0 {
+        if found.is_some() || current.is_multiple_of(2) {
             return found;
         }
         self.find_in((current / 2).checked_sub(1)?, hash, &mut look)

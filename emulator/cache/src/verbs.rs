@@ -69,11 +69,10 @@ impl Verbs {
         // SAFETY: the list has that many entries, and lives until it is freed below.
         let devices = unsafe { std::slice::from_raw_parts(list, count) };
         let named = |device: &&*mut ffi::ibv_device| name.is_none_or(|name| device_name(**device) == name);
-        let opened = match devices.iter().find(named) {
-            None => None,
+        let opened = devices.iter().find(named).map(|&device| {
             // SAFETY: a device of the list.
-            Some(&device) => Some((unsafe { ffi::ibv_open_device(device) }, device_name(device))),
-        };
+            (unsafe { ffi::ibv_open_device(device) }, device_name(device))
+        });
         let failed = errno();
         // SAFETY: from ibv_get_device_list; an open device stays valid without it.
         unsafe { ffi::ibv_free_device_list(list) };
