@@ -59,7 +59,7 @@ pub(crate) struct Core<M: Monitor, R: Registrar> {
     pub(crate) registrar: R,
     pub(crate) limits: Limits,
     pub(crate) book: Mutex<Book>,
-    /// Signalled when a slot becomes free.
+    /// Signalled when a slot becomes free, or an entry that can be found, if somebody waits.
     pub(crate) room: Condvar,
 }
 

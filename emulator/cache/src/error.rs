@@ -17,7 +17,8 @@ pub enum Error {
         /// The length, bytes.
         length: u64,
     },
-    /// The cache is full of entries that are in use.
+    /// The cache is full of entries that are in use, at this moment at least. What other threads are registering or giving
+    /// back is waited for.
     #[error(
         "no room for {}-{} ({} bytes): {used_bytes} of {max_bytes} bytes and {used_entries} of {max_entries} entries \
          are in use; drop handles, or raise the limits",

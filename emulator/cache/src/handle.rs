@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::cache::Core;
 use crate::slot::{Slot, State, Word};
+use crate::sync::lock;
 use crate::{Access, Monitor, Registrar};
 use ummunotify_abi::PageRange;
 
@@ -41,7 +42,11 @@ impl<M: Monitor, R: Registrar> Handle<'_, M, R> {
         !self.core.owner.is_gone()
             && self.core.catch_up().is_ok()
             && self.word.is(State::Live)
-            && self.slot.word() == self.word
+            // Whoever looks for room may be trying whether it is idle: not for longer than that holds the lock.
+            && (self.slot.word() == self.word || {
+                let _book = lock(&self.core.book);
+                self.slot.word() == self.word
+            })
     }
 }
 

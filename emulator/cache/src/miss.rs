@@ -132,60 +132,61 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         // Dropped after the lock's guard, on every way out.
         let mut work = Work::new(self);
         let mut book = lock(&self.book);
-        self.drain(&mut book, &mut work)?;
-        self.look_after_some(&mut book, &mut work);
-        if let Some(handle) = self.find(shard, range, access) {
-            book.statistics.second_looks += 1;
-            drop(book);
-            go_on_panicking(work.run());
-            return Ok(handle);
-        }
-        let (mut book, id) = self.make_room(book, &mut work, range, access)?;
+        let birth = loop {
+            self.drain(&mut book, &mut work)?;
+            self.look_after_some(&mut book, &mut work);
+            if let Some(handle) = self.find(shard, range, access) {
+                book.statistics.second_looks += 1;
+                drop(book);
+                go_on_panicking(work.run());
+                return Ok(handle);
+            }
+            if let Some(id) = self.reserve(&mut book, range, access) {
+                break Birth::new(self, id);
+            }
+            book = self.make_room(book, &mut work, range)?;
+        };
         book.statistics.misses += 1;
         drop(book);
-        let birth = Birth::new(self, id);
         go_on_panicking(work.run());
         self.register(shard, birth, range, access)
     }
 
-    /// A slot for `range`; evicts for it, and waits for what others are giving back.
+    /// Evicts for `range`, or waits for what others are registering and giving back.
     fn make_room<'a>(
         &'a self,
         mut book: MutexGuard<'a, Book>,
         work: &mut Work<'a, M, R>,
         range: PageRange,
-        access: Access,
-    ) -> Result<(MutexGuard<'a, Book>, u32), Error> {
+    ) -> Result<MutexGuard<'a, Book>, Error> {
         if range.len() > self.limits.bytes {
             return Err(Error::TooLarge { range, max_bytes: self.limits.bytes });
         }
-        loop {
-            if let Some(id) = self.reserve(&mut book, range, access) {
-                return Ok((book, id));
-            }
-            let now = book.statistics();
-            let missing = now.bytes.saturating_add(range.len()).saturating_sub(self.limits.bytes);
-            self.look_after_waiting(&mut book, work, usize::MAX);
-            if book.closing == 0 && !self.evict(&mut book, work, missing) {
-                return Err(Error::Full {
-                    range,
-                    used_bytes: now.bytes,
-                    max_bytes: self.limits.bytes,
-                    used_entries: now.entries,
-                    max_entries: self.limits.entries,
-                });
-            }
-            if work.is_empty() {
-                book = wait(&self.room, book);
-            } else {
-                drop(book);
-                go_on_panicking(work.run());
-                if self.owner.is_gone() {
-                    return Err(Error::Forked);
-                }
-                book = lock(&self.book);
-            }
+        let now = book.statistics();
+        let missing = now.bytes.saturating_add(range.len()).saturating_sub(self.limits.bytes);
+        self.look_after_waiting(&mut book, work, usize::MAX);
+        // What others are registering may be what is asked for here, or fail, or be stale when it is done.
+        if book.closing == 0 && !self.evict(&mut book, work, missing) && book.pending == 0 {
+            return Err(Error::Full {
+                range,
+                used_bytes: now.bytes,
+                max_bytes: self.limits.bytes,
+                used_entries: now.entries,
+                max_entries: self.limits.entries,
+            });
         }
+        if work.is_empty() {
+            book.waiters += 1;
+            book = wait(&self.room, book);
+            book.waiters -= 1;
+            return Ok(book);
+        }
+        drop(book);
+        go_on_panicking(work.run());
+        if self.owner.is_gone() {
+            return Err(Error::Forked);
+        }
+        Ok(lock(&self.book))
     }
 
     /// Watches the range, then pins it: in this order nothing is missed.
