@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use crate::cache::{Core, key};
+use crate::hints;
 use crate::index::Writer;
 use crate::miss::Work;
-use crate::slot::{State, Word};
+use crate::slot::{Slot, State, Word};
 use crate::sync::{Release, yield_now};
 use crate::{Access, Error, Monitor, Registrar, Statistics};
 use ummunotify_abi::PageRange;
@@ -30,6 +31,7 @@ pub(crate) enum Cause {
 #[derive(Debug)]
 pub(crate) struct Book {
     pub(crate) writer: Writer,
+    hints: hints::Writer,
     free: Vec<u32>,
     /// Slots from here on were never used.
     next: u32,
@@ -37,8 +39,12 @@ pub(crate) struct Book {
     hand: u32,
     /// Slots that aren't free.
     occupied: usize,
+    /// Of these, being registered.
+    pub(crate) pending: usize,
     /// Of these, being given back.
     pub(crate) closing: usize,
+    /// Threads that wait for `Core::room`.
+    pub(crate) waiters: usize,
     bytes: u64,
     /// Live entries of each set of rights.
     of_rights: [u32; Access::SETS],
@@ -55,11 +61,14 @@ impl Book {
     pub(crate) fn new(writer: Writer) -> Self {
         Self {
             writer,
+            hints: hints::Writer::default(),
             free: Vec::new(),
             next: 0,
             hand: 0,
             occupied: 0,
+            pending: 0,
             closing: 0,
+            waiters: 0,
             bytes: 0,
             of_rights: [0; Access::SETS],
             waiting: VecDeque::new(),
@@ -134,6 +143,7 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         let Some(slot) = self.slots.get(id) else { return };
         let (word, range, access) = (slot.word(), slot.range(), slot.access());
         self.index.remove(&mut book.writer, key(access, range.start));
+        self.hints.remove(&mut book.hints, key(access, range.start), id);
         self.count_rights(book, access, false);
         slot.set_word(word.with(State::Retired));
         book.retired += 1;
@@ -176,9 +186,23 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         retired
     }
 
+    /// A slot isn't pending any more, which others may wait for.
+    fn born(&self, book: &mut Book) {
+        book.pending -= 1;
+        self.tell(book);
+    }
+
+    /// Wakes who waits for room. A system call, so only if somebody does.
+    fn tell(&self, book: &Book) {
+        if book.waiters > 0 {
+            self.room.notify_all();
+        }
+    }
+
     /// A registration that was stale before it was done.
     pub(crate) fn retire_newborn(&self, book: &mut Book, id: u32, word: Word) {
         if let Some(slot) = self.slots.get(id) {
+            self.born(book);
             slot.set_word(word.with(State::Retired));
             book.retired += 1;
             book.waiting.push_back((id, word));
@@ -188,6 +212,7 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
     /// A registration that another thread was quicker with.
     pub(crate) fn close_newborn(&self, book: &mut Book, work: &mut Work<'_, M, R>, id: u32, word: Word) {
         if let Some(slot) = self.slots.get(id) {
+            self.born(book);
             slot.set_word(word.with(State::Closing));
             book.closing += 1;
             work.add(id);
@@ -231,14 +256,16 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
 
     /// A slot for what is about to be registered, if there is room.
     pub(crate) fn reserve(&self, book: &mut Book, range: PageRange, access: Access) -> Option<u32> {
-        let bytes = book.bytes.saturating_add(range.len());
-        if book.occupied >= self.limits.entries || bytes > self.limits.bytes {
+        // More than can be counted is no room either.
+        let bytes = book.bytes.checked_add(range.len()).filter(|bytes| *bytes <= self.limits.bytes)?;
+        if book.occupied >= self.limits.entries {
             return None;
         }
         let id = book.free.pop().unwrap_or(book.next);
         let slot = self.slots.make(id)?;
         book.next = book.next.max(id + 1);
         book.occupied += 1;
+        book.pending += 1;
         book.bytes = bytes;
         book.statistics.peak_bytes = book.statistics.peak_bytes.max(bytes);
         slot.describe(range, access);
@@ -249,12 +276,15 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
     /// The slot is nobody's any more.
     pub(crate) fn set_free(&self, book: &mut Book, id: u32) {
         let Some(slot) = self.slots.get(id) else { return };
-        book.closing -= usize::from(slot.word().is(State::Closing));
+        match slot.word().is(State::Closing) {
+            true => book.closing -= 1,
+            false => book.pending -= 1,
+        }
         book.occupied -= 1;
         book.bytes -= slot.range().len();
         slot.set_word(slot.word().with(State::Free));
         book.free.push(id);
-        self.room.notify_all();
+        self.tell(book);
     }
 
     /// Retires idle entries until `bytes` bytes of them are, or all have been looked at; false if none was found.
@@ -271,7 +301,7 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
             let id = book.hand;
             let Some(slot) = self.slots.get(id).filter(|slot| slot.word().is(State::Live)) else { continue };
             let last_turn = step >= u64::from(book.next) * 2;
-            if slot.untouch() && !last_turn || !self.uses.idle(id) {
+            if slot.untouch() && !last_turn || !self.is_left_idle(id, slot) {
                 continue;
             }
             gained += slot.range().len();
@@ -279,6 +309,21 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
             self.retire(book, work, id, Cause::Evicted);
         }
         found
+    }
+
+    /// True if nobody uses a Live entry, nor will: it is Retired then. A hit that is under way at this moment keeps it
+    /// Live, instead of a request being told that there is no room and none that it could have.
+    fn is_left_idle(&self, id: u32, slot: &Slot<R::Registration>) -> bool {
+        let word = slot.word();
+        if !self.uses.idle(id) {
+            return false;
+        }
+        slot.set_word(word.with(State::Retired));
+        let idle = self.uses.idle(id);
+        if !idle {
+            slot.set_word(word);
+        }
+        idle
     }
 
     /// Puts a registered entry into the index, in place of those that it contains.
@@ -301,10 +346,16 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
             }
         }
         self.count_rights(book, access, true);
+        self.born(book);
         slot.set_word(slot.word().with(State::Live));
         if self.index.insert(&mut book.writer, key(access, range.start), id).is_err() {
             debug_assert!(false, "the index is too small");
         }
+        let key_of = |id| {
+            let slot = self.slots.get(id).filter(|slot| slot.word().is(State::Live))?;
+            Some(key(slot.access(), slot.range().start))
+        };
+        self.hints.insert(&mut book.hints, key(access, range.start), id, book.next, key_of);
     }
 
     fn count_rights(&self, book: &mut Book, access: Access, more: bool) {

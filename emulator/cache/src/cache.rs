@@ -8,6 +8,7 @@ use crate::book::Book;
 use crate::chunks::Chunks;
 use crate::fork::Owner;
 use crate::handle::Handle;
+use crate::hints::Hints;
 use crate::index::Index;
 use crate::miss::Work;
 use crate::slot::{Slot, State};
@@ -51,13 +52,14 @@ pub(crate) struct Core<M: Monitor, R: Registrar> {
     pub(crate) seen: AtomicU64,
     /// Bit n: there are entries with the rights n.
     pub(crate) present: AtomicU32,
+    pub(crate) hints: Hints,
     pub(crate) index: Index,
     pub(crate) slots: Chunks<Slot<R::Registration>>,
     pub(crate) uses: Uses,
     pub(crate) registrar: R,
     pub(crate) limits: Limits,
     pub(crate) book: Mutex<Book>,
-    /// Signalled when a slot becomes free.
+    /// Signalled when a slot becomes free, or an entry that can be found, if somebody waits.
     pub(crate) room: Condvar,
 }
 
@@ -86,8 +88,13 @@ impl<M: Monitor, R: Registrar> Cache<M, R> {
         }
         // All there is to know about nothing: whatever was hit before isn't an entry.
         let mut seen = monitor.generation();
-        if let Some(last) = monitor.events(&mut |_| ())? {
-            seen = last;
+        loop {
+            match monitor.events(&mut |_| ()) {
+                Ok(last) => seen = last.unwrap_or(seen),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => return Err(e),
+            }
+            break;
         }
         let (index, writer) = Index::new(limits.entries);
         let core = Core {
@@ -95,6 +102,7 @@ impl<M: Monitor, R: Registrar> Cache<M, R> {
             owner: Owner::this()?,
             seen: AtomicU64::new(seen),
             present: AtomicU32::new(0),
+            hints: Hints::new(),
             index,
             slots: Chunks::new(limits.entries),
             uses: Uses::new(limits.entries),
@@ -223,10 +231,13 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         range: PageRange,
         access: Access,
     ) -> Option<Handle<'a, M, R>> {
-        let id = self.index.last_not_above(key(rights, range.start))?;
-        let handle = self.use_of(shard, id, range, access)?;
+        let at = key(rights, range.start);
+        let handle = self
+            .hints
+            .find(at, |id| self.use_of(shard, id, range, access))
+            .or_else(|| self.use_of(shard, self.index.last_not_above(at)?, range, access))?;
         if let Some(shard) = shard {
-            shard.remember(key(access, range.start), id);
+            shard.remember(key(access, range.start), handle.id);
         }
         Some(handle)
     }
@@ -319,6 +330,7 @@ mod tests {
         let mut all = bytes(core).to_vec();
         (0..1 << 10).filter_map(|id| core.slots.get(id)).for_each(|slot| all.extend(bytes(slot)));
         all.extend(core.index.bytes());
+        all.extend(core.hints.bytes());
         all
     }
 

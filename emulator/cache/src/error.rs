@@ -17,7 +17,8 @@ pub enum Error {
         /// The length, bytes.
         length: u64,
     },
-    /// The cache is full of entries that are in use.
+    /// The cache is full of entries that are in use, at this moment at least. What other threads are registering or giving
+    /// back is waited for.
     #[error(
         "no room for {}-{} ({} bytes): {used_bytes} of {max_bytes} bytes and {used_entries} of {max_entries} entries \
          are in use; drop handles, or raise the limits",
@@ -46,10 +47,10 @@ pub enum Error {
         /// The limit.
         max_bytes: u64,
     },
-    /// The adapter refused. The cache is as it was.
+    /// The adapter refused. The cache is as it was, but for idle entries that were given back for it if it had no memory.
     #[error(transparent)]
     Registrar(#[from] RegistrarError),
-    /// The monitor refused to watch the range. The cache is as it was.
+    /// The monitor refused to watch the range. The same.
     #[error("watch {}-{}: {error}; {advice}", Hex(range.start), Hex(range.end), advice = monitor_advice(error))]
     Monitor {
         /// What was asked for, whole pages.

@@ -1,7 +1,7 @@
 //! Whether this is the process that it was: a forked child must not give back what its parent registered.
 
 #[cfg(not(shuttle))]
-use std::sync::{OnceLock, atomic::AtomicU8, atomic::Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// A byte that is 1 in the process that made it, and in whoever shares its memory, and 0 in a forked child: the kernel
 /// clears it (`MADV_WIPEONFORK`, Linux 4.14).
@@ -16,14 +16,18 @@ impl Owner {
     /// # Errors
     /// No memory, or a kernel that is too old.
     pub(crate) fn this() -> std::io::Result<Self> {
-        static BYTE: OnceLock<&'static AtomicU8> = OnceLock::new();
-        if let Some(byte) = BYTE.get().filter(|byte| byte.load(Relaxed) == 1) {
+        // No lock: another thread may have held it when this process was forked.
+        static BYTE: AtomicPtr<AtomicU8> = AtomicPtr::new(core::ptr::null_mut());
+        let known = BYTE.load(Acquire);
+        // SAFETY: null, or from `wiped_byte` in this process or one that it was forked from, hence mapped for good.
+        if let Some(byte) = unsafe { known.as_ref() }.filter(|byte| byte.load(Relaxed) == 1) {
             return Ok(Self(byte));
         }
         // Also in a child that makes a cache of its own: its parent's byte is 0 there, and stays it.
         let byte = wiped_byte()?;
         byte.store(1, Relaxed);
-        let _ = BYTE.set(byte);
+        // Who is second at this moment keeps a page of its own.
+        let _ = BYTE.compare_exchange(known, core::ptr::from_ref(byte).cast_mut(), AcqRel, Relaxed);
         Ok(Self(byte))
     }
 

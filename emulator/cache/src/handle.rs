@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::cache::Core;
 use crate::slot::{Slot, State, Word};
+use crate::sync::lock;
 use crate::{Access, Monitor, Registrar};
 use ummunotify_abi::PageRange;
 
@@ -20,11 +21,9 @@ pub struct Handle<'a, M: Monitor, R: Registrar> {
 impl<M: Monitor, R: Registrar> Handle<'_, M, R> {
     /// What the registrar returned.
     pub fn registration(&self) -> &R::Registration {
-        // SAFETY: this handle is the use, and it was got while the slot was Live or just before it could be.
-        match unsafe { self.slot.registration() } {
-            Some(registration) => registration,
-            None => unreachable!("an entry has a registration from before it is Live until after it is idle"),
-        }
+        // SAFETY: this handle is the use, and it was got before the slot was seen Live, or by the thread that put the
+        // registration in.
+        unsafe { self.slot.registration() }
     }
 
     /// The pages that are registered, bytes, half-open: at least those that were asked for.
@@ -43,7 +42,11 @@ impl<M: Monitor, R: Registrar> Handle<'_, M, R> {
         !self.core.owner.is_gone()
             && self.core.catch_up().is_ok()
             && self.word.is(State::Live)
-            && self.slot.word() == self.word
+            // Whoever looks for room may be trying whether it is idle: not for longer than that holds the lock.
+            && (self.slot.word() == self.word || {
+                let _book = lock(&self.core.book);
+                self.slot.word() == self.word
+            })
     }
 }
 

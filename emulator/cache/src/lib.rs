@@ -34,15 +34,18 @@
 //! ([`Error::Full`]).
 //!
 //! # What a hit costs
-//! Loads: of the counter, of the index or of the thread's own memory of it, and of the entry's line. It makes no system
-//! call, takes no lock, and writes to the calling thread's own memory alone, but for the entry's mark of use, which is
-//! written only if the clock's hand has cleared it. What a handle keeps alive is counted in that memory, too: 8 bytes
+//! Loads: of the counter, of what the thread itself used last, else of a table of where entries begin (5 to 10 bytes for
+//! each, so near memory holds it where the tree of all entries doesn't fit), else of that tree; and of the entry, in most
+//! cases the only line that is far away. It makes no system call, takes no lock, and writes to the calling thread's own
+//! memory alone, but for the entry's mark of use, which is written only if the clock's hand has cleared it. What a handle keeps alive is counted in that memory, too: 8 bytes
 //! for each thread and entry that it used, in chunks of 512.
 //!
 //! # Rules for who uses it
 //! * The monitor sees only the process that opened it. A forked child gets [`Error::Forked`], and gives nothing back.
 //! * Nothing keeps the memory behind a handle *mapped*: a registration pins pages, not addresses.
-//! * What a registrar's callbacks do must not use the same cache.
+//! * What a registrar's callbacks do must not use the same cache. They may panic, and fork.
+//! * A signal's handler may not use it either, for misses take a lock. (One that interrupts hits and only hits does no
+//!   harm.)
 #![deny(missing_docs)]
 
 #[cfg(all(test, not(shuttle)))]
@@ -59,6 +62,7 @@ mod chunks;
 mod error;
 mod fork;
 mod handle;
+mod hints;
 mod index;
 mod miss;
 mod monitor;

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use crate::book::Book;
 use crate::cache::Core;
 use crate::handle::Handle;
-use crate::slot::State;
+use crate::slot::{Slot, State};
 use crate::sync::{MutexGuard, lock, wait};
 use crate::threads::Shard;
 use crate::{Access, Error, Monitor, Registrar, RegistrarError};
@@ -47,7 +47,8 @@ impl<'a, M: Monitor, R: Registrar> Work<'a, M, R> {
     /// Gives all of them back, without the lock. A callback that panics keeps none of the others from it.
     pub(crate) fn run(&mut self) -> Option<Payload> {
         let mut first = None;
-        while let Some(id) = self.ids.pop() {
+        // A callback may have forked, and the child have come back from it: nothing of this is the child's to give.
+        while let Some(id) = self.ids.pop().filter(|_| !self.core.owner.is_gone()) {
             first = first.or(self.core.give_back(id));
         }
         first
@@ -64,19 +65,27 @@ impl<M: Monitor, R: Registrar> Drop for Work<'_, M, R> {
 /// A slot whose registration is under way. Unless it is kept it is free again afterwards, whatever happens.
 struct Birth<'a, M: Monitor, R: Registrar> {
     core: &'a Core<M, R>,
+    slot: &'a Slot<R::Registration>,
     id: u32,
-    cookie: u64,
     watched: bool,
     kept: bool,
 }
 
+impl<'a, M: Monitor, R: Registrar> Birth<'a, M, R> {
+    /// For a slot that was reserved.
+    fn new(core: &'a Core<M, R>, id: u32) -> Self {
+        let Some(slot) = core.slots.get(id) else { unreachable!("a reserved slot exists") };
+        Self { core, slot, id, watched: false, kept: false }
+    }
+}
+
 impl<M: Monitor, R: Registrar> Drop for Birth<'_, M, R> {
     fn drop(&mut self) {
-        if self.kept {
+        if self.kept || self.core.owner.is_gone() {
             return;
         }
         if self.watched {
-            let _ = self.core.monitor.unregister(self.cookie);
+            let _ = self.core.monitor.unregister(self.slot.word().cookie(self.id));
         }
         let mut book = lock(&self.core.book);
         book.statistics.failed += 1;
@@ -123,72 +132,79 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         // Dropped after the lock's guard, on every way out.
         let mut work = Work::new(self);
         let mut book = lock(&self.book);
-        self.drain(&mut book, &mut work)?;
-        self.look_after_some(&mut book, &mut work);
-        if let Some(handle) = self.find(shard, range, access) {
-            book.statistics.second_looks += 1;
-            drop(book);
-            go_on_panicking(work.run());
-            return Ok(handle);
-        }
-        let (mut book, id) = self.make_room(book, &mut work, range, access)?;
+        let birth = loop {
+            self.drain(&mut book, &mut work)?;
+            self.look_after_some(&mut book, &mut work);
+            if let Some(handle) = self.find(shard, range, access) {
+                book.statistics.second_looks += 1;
+                drop(book);
+                go_on_panicking(work.run());
+                return Ok(handle);
+            }
+            if let Some(id) = self.reserve(&mut book, range, access) {
+                break Birth::new(self, id);
+            }
+            book = self.make_room(book, &mut work, range)?;
+        };
         book.statistics.misses += 1;
         drop(book);
         go_on_panicking(work.run());
-        self.register(shard, id, range, access)
+        self.register(shard, birth, range, access)
     }
 
-    /// A slot for `range`; evicts for it, and waits for what others are giving back.
+    /// Evicts for `range`, or waits for what others are registering and giving back.
     fn make_room<'a>(
         &'a self,
         mut book: MutexGuard<'a, Book>,
         work: &mut Work<'a, M, R>,
         range: PageRange,
-        access: Access,
-    ) -> Result<(MutexGuard<'a, Book>, u32), Error> {
+    ) -> Result<MutexGuard<'a, Book>, Error> {
         if range.len() > self.limits.bytes {
             return Err(Error::TooLarge { range, max_bytes: self.limits.bytes });
         }
-        loop {
-            if let Some(id) = self.reserve(&mut book, range, access) {
-                return Ok((book, id));
-            }
-            let now = book.statistics();
-            let missing = now.bytes.saturating_add(range.len()).saturating_sub(self.limits.bytes);
-            self.look_after_waiting(&mut book, work, usize::MAX);
-            if book.closing == 0 && !self.evict(&mut book, work, missing) {
-                return Err(Error::Full {
-                    range,
-                    used_bytes: now.bytes,
-                    max_bytes: self.limits.bytes,
-                    used_entries: now.entries,
-                    max_entries: self.limits.entries,
-                });
-            }
-            if work.is_empty() {
-                book = wait(&self.room, book);
-            } else {
-                drop(book);
-                go_on_panicking(work.run());
-                book = lock(&self.book);
-            }
+        let now = book.statistics();
+        let missing = now.bytes.saturating_add(range.len()).saturating_sub(self.limits.bytes);
+        self.look_after_waiting(&mut book, work, usize::MAX);
+        // What others are registering may be what is asked for here, or fail, or be stale when it is done.
+        if book.closing == 0 && !self.evict(&mut book, work, missing) && book.pending == 0 {
+            return Err(Error::Full {
+                range,
+                used_bytes: now.bytes,
+                max_bytes: self.limits.bytes,
+                used_entries: now.entries,
+                max_entries: self.limits.entries,
+            });
         }
+        if work.is_empty() {
+            book.waiters += 1;
+            book = wait(&self.room, book);
+            book.waiters -= 1;
+            return Ok(book);
+        }
+        drop(book);
+        go_on_panicking(work.run());
+        if self.owner.is_gone() {
+            return Err(Error::Forked);
+        }
+        Ok(lock(&self.book))
     }
 
     /// Watches the range, then pins it: in this order nothing is missed.
     fn register<'a>(
         &'a self,
         shard: Option<&'a Shard>,
-        id: u32,
+        mut birth: Birth<'a, M, R>,
         range: PageRange,
         access: Access,
     ) -> Result<Handle<'a, M, R>, Error> {
-        let Some(slot) = self.slots.get(id) else { unreachable!("a reserved slot exists") };
-        let cookie = slot.word().cookie(id);
-        let mut birth = Birth { core: self, id, cookie, watched: false, kept: false };
-        self.monitor.register(range, cookie).map_err(|error| Error::Monitor { range, error })?;
+        let (slot, id) = (birth.slot, birth.id);
+        self.watch(range, slot.word().cookie(id))?;
         birth.watched = true;
         let registration = self.pin(range, access)?;
+        if self.owner.is_gone() {
+            std::mem::forget(registration);
+            return Err(Error::Forked);
+        }
 
         let mut work = Work::new(self);
         let mut book = lock(&self.book);
@@ -218,7 +234,19 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         Ok(handle)
     }
 
-    /// Registers with the adapter; where that has no memory for it, in exchange for idle entries.
+    /// Has the monitor watch the range; where that has no room for it, in exchange for idle entries.
+    fn watch(&self, range: PageRange, cookie: u64) -> Result<(), Error> {
+        let mut tries = 0;
+        while let Err(error) = self.monitor.register(range, cookie) {
+            tries += 1;
+            if error.raw_os_error() != Some(libc::ENOMEM) || tries > RETRIES || !self.give_way(range) {
+                return Err(Error::Monitor { range, error });
+            }
+        }
+        Ok(())
+    }
+
+    /// Registers with the adapter; the same.
     fn pin(&self, range: PageRange, access: Access) -> Result<R::Registration, RegistrarError> {
         let mut tries = 0;
         loop {
@@ -227,18 +255,23 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
                 Err(error) => error,
             };
             tries += 1;
-            if error.errno != libc::ENOMEM || tries > RETRIES {
-                return Err(error);
-            }
-            let mut work = Work::new(self);
-            let mut book = lock(&self.book);
-            let found = self.evict(&mut book, &mut work, range.len());
-            drop(book);
-            go_on_panicking(work.run());
-            if !found {
+            if error.errno != libc::ENOMEM || tries > RETRIES || !self.give_way(range) {
                 return Err(error);
             }
         }
+    }
+
+    /// Gives idle entries of at least the range's size back; false if there are none.
+    fn give_way(&self, range: PageRange) -> bool {
+        if self.owner.is_gone() {
+            return false;
+        }
+        let mut work = Work::new(self);
+        let mut book = lock(&self.book);
+        let found = self.evict(&mut book, &mut work, range.len());
+        drop(book);
+        go_on_panicking(work.run());
+        found
     }
 
     /// Gives the registration of a Closing slot back, and frees the slot. What a callback panicked with.
@@ -249,8 +282,11 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         let registration = unsafe { slot.take() };
         let result = catch_unwind(AssertUnwindSafe(|| {
             let _ = self.monitor.unregister(cookie);
-            registration.map_or(Ok(()), |registration| self.registrar.deregister(registration))
+            self.registrar.deregister(registration)
         }));
+        if self.owner.is_gone() {
+            return result.err();
+        }
         let mut book = lock(&self.book);
         book.statistics.deregistration_failures += u64::from(!matches!(result, Ok(Ok(()))));
         self.set_free(&mut book, id);

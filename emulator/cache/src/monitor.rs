@@ -18,7 +18,7 @@ pub trait Monitor: Send + Sync {
     /// Watches `range`, bytes, half-open, under the name `cookie`.
     ///
     /// # Errors
-    /// Whatever the device answers.
+    /// Whatever the device answers; after `ENOMEM` the cache gives back what is idle, and tries again.
     fn register(&self, range: PageRange, cookie: u64) -> io::Result<()>;
 
     /// Stops watching what was registered under `cookie`.

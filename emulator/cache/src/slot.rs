@@ -1,9 +1,11 @@
 //! The place of an entry. A slot is never freed, only used again, under another incarnation number.
 
 use crate::Access;
-use crate::sync::{Acquire, AtomicBool, AtomicU32, AtomicU64, Relaxed, Release, SeqCst, fence};
+use crate::sync::{Acquire, AtomicU64, Relaxed, Release, SeqCst, fence};
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use ummunotify_abi::PageRange;
+use ummunotify_abi::range::PAGE_SIZE;
 
 /// What a slot is at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,17 +53,32 @@ impl Word {
     }
 }
 
-/// A line of the cache, as the machine has them, which hits only read.
-#[derive(Debug)]
-#[repr(align(64))]
+/// Bits of an address within its page: what stands there is something else.
+const LOW: u64 = PAGE_SIZE - 1;
+/// In `end`: used since the clock's hand went by.
+const USED: u64 = 1;
+
+/// What hits only read, with a registration of up to 8 bytes half a line of the machine's cache: the fewer lines there
+/// are, the more of them are near.
+#[repr(align(32))]
 pub(crate) struct Slot<T> {
     word: AtomicU64,
+    /// The first byte's address, a page's, and the rights in its low bits.
     start: AtomicU64,
+    /// The address behind the last byte, a page's, and USED.
     end: AtomicU64,
-    access: AtomicU32,
-    /// Used since the clock's hand went by.
-    referenced: AtomicBool,
-    registration: UnsafeCell<Option<T>>,
+    /// There from `put` to `take`.
+    registration: UnsafeCell<MaybeUninit<T>>,
+}
+
+impl<T> std::fmt::Debug for Slot<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot")
+            .field("word", &self.word())
+            .field("range", &self.range())
+            .field("access", &self.access())
+            .finish_non_exhaustive()
+    }
 }
 
 // SAFETY: the cell is written only by who holds the slot in the states Pending or Closing, which one thread at a time
@@ -75,9 +92,7 @@ impl<T> Default for Slot<T> {
             word: AtomicU64::new(Word::new(0, State::Free).0),
             start: AtomicU64::new(0),
             end: AtomicU64::new(0),
-            access: AtomicU32::new(0),
-            referenced: AtomicBool::new(false),
-            registration: UnsafeCell::new(None),
+            registration: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
 }
@@ -95,12 +110,12 @@ impl<T> Slot<T> {
 
     #[inline(always)]
     pub(crate) fn range(&self) -> PageRange {
-        PageRange::new(self.start.load(Relaxed), self.end.load(Relaxed))
+        PageRange::new(self.start.load(Relaxed) & !LOW, self.end.load(Relaxed) & !LOW)
     }
 
     #[inline(always)]
     pub(crate) fn access(&self) -> Access {
-        Access::from_bits_truncate(self.access.load(Relaxed) as u8)
+        Access::from_bits_truncate(self.start.load(Relaxed) as u8)
     }
 
     /// True if a request for `range` can be served. Only a word that was Live before and is the same afterwards makes
@@ -115,28 +130,27 @@ impl<T> Slot<T> {
     pub(crate) fn describe(&self, range: PageRange, access: Access) {
         // Whoever sees one of these sees that the state is no longer Live.
         fence(Release);
-        self.start.store(range.start, Relaxed);
-        self.end.store(range.end, Relaxed);
-        self.access.store(access.bits().into(), Release);
-        // What is never asked for again makes room first.
-        self.referenced.store(false, Relaxed);
+        self.start.store(range.start | u64::from(access.bits()), Relaxed);
+        // Not yet USED: what is never asked for again makes room first.
+        self.end.store(range.end, Release);
     }
 
-    /// Notes a use: writes only if that wasn't noted.
+    /// Notes a use: writes only if that wasn't noted. The caller holds a use of the slot, so it isn't described anew.
     #[inline(always)]
     pub(crate) fn touch(&self) {
-        if !self.referenced.load(Relaxed) {
-            self.referenced.store(true, Relaxed);
+        let end = self.end.load(Relaxed);
+        if end & USED == 0 {
+            self.end.store(end | USED, Relaxed);
         }
     }
 
     /// Takes the note back; true if there was one.
     pub(crate) fn untouch(&self) -> bool {
-        let was = self.referenced.load(Relaxed);
-        if was {
-            self.referenced.store(false, Relaxed);
+        let end = self.end.load(Relaxed);
+        if end & USED != 0 {
+            self.end.store(end & !USED, Relaxed);
         }
-        was
+        end & USED != 0
     }
 
     /// Stores what was registered.
@@ -145,26 +159,27 @@ impl<T> Slot<T> {
     /// The slot is Pending or PendingStale, and the caller is the thread that made it so.
     pub(crate) unsafe fn put(&self, registration: T) {
         // SAFETY: nobody reads the cell before the state leaves Pending, nor writes but the caller.
-        unsafe { *self.registration.get() = Some(registration) };
+        unsafe { (*self.registration.get()).write(registration) };
     }
 
     /// Takes out what was registered.
     ///
     /// # Safety
-    /// The slot is Closing, and the caller is the thread that made it so, having found it idle; or no other thread
-    /// knows the slot any more.
-    pub(crate) unsafe fn take(&self) -> Option<T> {
-        // SAFETY: no use is left and none can be got, so nobody reads the cell; nor writes but the caller.
-        unsafe { (*self.registration.get()).take() }
+    /// The slot is Closing, and the caller is the thread that gives it back: the only one that calls this for this
+    /// use of the slot. Whoever made it Closing found it idle; or no other thread knew the slot.
+    pub(crate) unsafe fn take(&self) -> T {
+        // SAFETY: `put` comes before all ways to Closing. No use is left and none can be got, so nobody reads the cell,
+        // nor writes but the caller.
+        unsafe { (*self.registration.get()).assume_init_read() }
     }
 
     /// What was registered.
     ///
     /// # Safety
-    /// The caller holds a use of the slot that was acquired before the slot was seen Live, for as long as the
-    /// reference lives.
-    pub(crate) unsafe fn registration(&self) -> Option<&T> {
-        // SAFETY: it is written before the slot is Live and not again before the slot is idle.
-        unsafe { (*self.registration.get()).as_ref() }
+    /// The caller holds a use of the slot that was acquired before the slot was seen Live, or by the thread that
+    /// called `put`, for as long as the reference lives.
+    pub(crate) unsafe fn registration(&self) -> &T {
+        // SAFETY: it is written before the slot is Live and not again, nor taken out, before the slot is idle.
+        unsafe { (*self.registration.get()).assume_init_ref() }
     }
 }

@@ -4,13 +4,13 @@
 #[cfg(not(shuttle))]
 pub(crate) use std::sync::{
     Condvar, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, fence},
+    atomic::{AtomicU32, AtomicU64, fence},
 };
 
 #[cfg(shuttle)]
 pub(crate) use shuttle::sync::{
     Condvar, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, fence},
+    atomic::{AtomicU32, AtomicU64, fence},
 };
 
 #[cfg(shuttle)]

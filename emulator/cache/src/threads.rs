@@ -7,7 +7,7 @@
 use crate::chunks::Chunks;
 use crate::sync::{Acquire, AtomicU32, AtomicU64, OnceLock, Relaxed, Release, SeqCst, fence};
 
-/// Threads with a shard at a time. Further ones share counters, which costs them two atomic additions.
+/// Threads with a shard at a time. Further ones share one.
 const SHARDS: usize = if cfg!(shuttle) { 8 } else { 256 };
 /// Places of a thread's memory for what it used last; a power of two.
 const MEMO: usize = if cfg!(shuttle) { 2 } else { 1024 };
@@ -117,16 +117,19 @@ impl Uses {
             .map(|shard| &**shard)
     }
 
+    #[inline(always)]
+    fn count<'a>(&'a self, shard: Option<&'a Shard>, slot: u32) -> Option<&'a Count> {
+        let counts = &shard.unwrap_or(&self.others).counts;
+        counts.get(slot).or_else(|| counts.make(slot))
+    }
+
     /// Counts one more use by `shard`, which is the calling thread's. Whoever looks at the slot's state after this
     /// sees what was written before a look at the counts that missed it.
+    ///
+    /// One instruction, though the thread alone writes there: a signal's handler may use the cache in between.
     #[inline(always)]
     pub(crate) fn acquire(&self, shard: Option<&Shard>, slot: u32) {
-        if let Some(shard) = shard {
-            let count = shard.counts.get(slot).or_else(|| shard.counts.make(slot));
-            if let Some(count) = count {
-                count.acquired.store(count.acquired.load(Relaxed).wrapping_add(1), Relaxed);
-            }
-        } else if let Some(count) = self.others.counts.make(slot) {
+        if let Some(count) = self.count(shard, slot) {
             count.acquired.fetch_add(1, Relaxed);
         }
         fence(SeqCst);
@@ -135,12 +138,7 @@ impl Uses {
     /// Takes a use back, whichever thread counted it.
     #[inline(always)]
     pub(crate) fn release(&self, shard: Option<&Shard>, slot: u32) {
-        if let Some(shard) = shard {
-            let count = shard.counts.get(slot).or_else(|| shard.counts.make(slot));
-            if let Some(count) = count {
-                count.released.store(count.released.load(Relaxed).wrapping_add(1), Release);
-            }
-        } else if let Some(count) = self.others.counts.make(slot) {
+        if let Some(count) = self.count(shard, slot) {
             count.released.fetch_add(1, Release);
         }
     }
@@ -170,24 +168,20 @@ impl Uses {
     }
 }
 
-/// Small numbers for threads: no two have the same at a time.
+/// Small numbers for threads: no two have the same at a time. Without a lock: a forked child that makes a cache of its own
+/// would wait for ever for one that another thread held.
 #[cfg(not(shuttle))]
 mod number {
+    use super::SHARDS;
     use std::cell::Cell;
-    use std::collections::BTreeSet;
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
 
     const UNKNOWN: u32 = u32::MAX;
     /// The thread is ending, and gave its number back.
     const ENDED: u32 = u32::MAX - 1;
 
-    struct Numbers {
-        free: BTreeSet<u32>,
-        next: u32,
-    }
-
-    /// A lock that is held for a moment: by a thread's first use and its end, and never by a hit.
-    static NUMBERS: Mutex<Numbers> = Mutex::new(Numbers { free: BTreeSet::new(), next: 0 });
+    /// Bit n of all: number n is taken.
+    static TAKEN: [AtomicU64; SHARDS / 64] = [const { AtomicU64::new(0) }; SHARDS / 64];
 
     thread_local! {
         static NUMBER: Cell<u32> = const { Cell::new(UNKNOWN) };
@@ -199,12 +193,11 @@ mod number {
 
     impl Drop for Given {
         fn drop(&mut self) {
-            let number = NUMBER.replace(ENDED);
-            NUMBERS.lock().unwrap_or_else(PoisonError::into_inner).free.insert(number);
+            give_back(NUMBER.replace(ENDED));
         }
     }
 
-    /// The thread's number; `None` while it is ending.
+    /// The thread's number; `None` while it is ending, or while SHARDS others have one.
     #[inline(always)]
     pub(super) fn get() -> Option<u32> {
         match NUMBER.get() {
@@ -220,13 +213,23 @@ mod number {
             NUMBER.set(ENDED);
             return None;
         }
-        let mut numbers = NUMBERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = numbers.free.pop_first().unwrap_or_else(|| {
-            numbers.next += 1;
-            numbers.next - 1
-        });
-        NUMBER.set(number);
-        Some(number)
+        let number = (0..).zip(&TAKEN).find_map(|(nth, word)| {
+            let first = |taken: u64| (taken != u64::MAX).then(|| taken | (taken + 1));
+            let before = word.fetch_update(AcqRel, Acquire, first).ok()?;
+            Some(nth * 64 + before.trailing_ones())
+        })?;
+        // A signal's handler may have been quicker.
+        match NUMBER.get() {
+            UNKNOWN => NUMBER.set(number),
+            _ => give_back(number),
+        }
+        Some(NUMBER.get())
+    }
+
+    fn give_back(number: u32) {
+        if let Some(word) = TAKEN.get(number as usize / 64) {
+            word.fetch_and(!(1 << (number % 64)), AcqRel);
+        }
     }
 }
 

@@ -1,15 +1,21 @@
 //! Registrations with an RDMA adapter, by libibverbs.
 //!
 //! Memory of the caller's is registered where it lies, which the crate `ibverbs` doesn't do (it registers what it
-//! allocated itself); so this uses the layer below it, `ibverbs-sys`.
+//! allocated itself); so this calls the library, by bindings made of this host's header.
 
-use ibverbs_sys as ffi;
 use std::ffi::CStr;
 use std::io;
 use std::ptr::NonNull;
 
 use crate::{Access, Registrar, RegistrarError};
 use ummunotify_abi::PageRange;
+
+/// The library's own types and functions, of `infiniband/verbs.h`, for queue pairs and requests of the caller's own.
+#[allow(missing_docs, missing_debug_implementations, nonstandard_style, unsafe_op_in_unsafe_fn)]
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, reason = "made by bindgen")]
+pub mod ffi {
+    include!(concat!(env!("OUT_DIR"), "/verbs.rs"));
+}
 
 /// A protection domain of an open device.
 ///
@@ -69,11 +75,10 @@ impl Verbs {
         // SAFETY: the list has that many entries, and lives until it is freed below.
         let devices = unsafe { std::slice::from_raw_parts(list, count) };
         let named = |device: &&*mut ffi::ibv_device| name.is_none_or(|name| device_name(**device) == name);
-        let opened = match devices.iter().find(named) {
-            None => None,
+        let opened = devices.iter().find(named).map(|&device| {
             // SAFETY: a device of the list.
-            Some(&device) => Some((unsafe { ffi::ibv_open_device(device) }, device_name(device))),
-        };
+            (unsafe { ffi::ibv_open_device(device) }, device_name(device))
+        });
         let failed = errno();
         // SAFETY: from ibv_get_device_list; an open device stays valid without it.
         unsafe { ffi::ibv_free_device_list(list) };

@@ -6,7 +6,8 @@ mod common;
 use common::{BASE, Machine, PAGE, SeqCst};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use ummunotify_cache::{Access, Cache, Error, Limits};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64};
+use ummunotify_cache::{Access, Cache, Error, Limits, Monitor, PageRange, Registrar, RegistrarError};
 
 type TestCache = Cache<Arc<Machine>, Arc<Machine>>;
 
@@ -63,6 +64,23 @@ fn a_panic_at_a_deregistration_keeps_others_from_theirs() {
     machine.panic_at_deregister.store(true, SeqCst);
     catch_unwind(AssertUnwindSafe(|| drop(cache))).unwrap_err();
     nothing_is_left(&machine);
+}
+
+#[test]
+fn a_panic_at_a_deregistration_takes_the_room_of_the_request_that_met_it() {
+    let machine = Machine::new(4);
+    let cache = cache(&machine, 2, u64::MAX);
+    for _ in 0..10 {
+        drop(cache.get(at(0), PAGE, Access::LOCAL_READ).unwrap());
+        machine.remap(0..1);
+        machine.panic_at_deregister.store(true, SeqCst);
+        catch_unwind(AssertUnwindSafe(|| cache.get(at(1), PAGE, Access::LOCAL_READ).map(drop))).unwrap_err();
+        assert_eq!((cache.statistics().entries, cache.statistics().bytes), (0, 0));
+        nothing_is_left(&machine);
+    }
+    let one = cache.get(at(0), PAGE, Access::LOCAL_READ).unwrap();
+    let two = cache.get(at(1), PAGE, Access::LOCAL_READ).unwrap();
+    assert!(one.is_current() && two.is_current());
 }
 
 #[test]
@@ -193,7 +211,8 @@ fn a_device_that_fails_is_trusted() {
         text.contains("watch 0x7f0000002000-0x7f0000003000") && text.contains("lower the cache's"),
         "{text}"
     );
-    assert_eq!((machine.pinned().len(), machine.watched()), (2, 2));
+    // What was idle made way before the device was believed.
+    assert_eq!((machine.pinned().len(), machine.watched()), (1, 1));
     machine.watch_errno.store(0, SeqCst);
     // The counter moved, and nothing can be read: never again is anything that was registered given out.
     machine.device_errno.store(libc::EIO as u64, SeqCst);
@@ -221,6 +240,21 @@ fn a_counter_that_moved_without_a_word_is_believed() {
     assert_eq!(cache.statistics().blind_drains, 1);
 }
 
+/// An adapter for memory that needn't exist.
+struct Anywhere;
+
+impl Registrar for Anywhere {
+    type Registration = PageRange;
+
+    fn register(&self, range: PageRange, _: Access) -> Result<PageRange, RegistrarError> {
+        Ok(range)
+    }
+
+    fn deregister(&self, _: PageRange) -> Result<(), RegistrarError> {
+        Ok(())
+    }
+}
+
 #[test]
 fn nonsense_is_registered() {
     let machine = Machine::new(4);
@@ -231,6 +265,30 @@ fn nonsense_is_registered() {
         let error = cache.get(address, length, Access::LOCAL_READ).unwrap_err();
         assert!(matches!(error, Error::Range { .. }), "{error}");
     }
+    // Nor what the limits have no room for; and the ends of the address space are like any other place.
+    let error = self::cache(&machine, 1, 0).get(at(0), 1, Access::LOCAL_READ).unwrap_err();
+    assert!(matches!(error, Error::TooLarge { max_bytes: 0, .. }), "{error}");
+    nothing_is_left(&machine);
+    let cache = Cache::new(machine.clone(), Anywhere, Limits { entries: 8, bytes: u64::MAX }).unwrap();
+    let all = [
+        (0, 1),
+        (0, 1 << 47),
+        (u64::MAX - 2 * PAGE, PAGE),
+        (PAGE, u64::MAX - 2 * PAGE),
+        (0, u64::MAX - PAGE),
+    ];
+    for (address, length) in all {
+        let handle = cache.get(address, length, Access::REMOTE_ATOMIC).unwrap();
+        let range = handle.range();
+        assert!(range.start <= address && address + length <= range.end, "{range:?}");
+        assert_eq!((*handle.registration(), handle.access()), (range, Access::REMOTE_ATOMIC));
+        drop(handle);
+        let again = cache.get(address, length, Access::REMOTE_ATOMIC).unwrap();
+        assert_eq!(again.range(), range);
+    }
+    // The last contains all the others.
+    assert_eq!(cache.get(u64::MAX - 2 * PAGE, 1, Access::LOCAL_READ).unwrap().range().start, 0);
+    assert_eq!((cache.statistics().misses, cache.statistics().entries), (5, 1));
     for entries in [0, Limits::MOST_ENTRIES + 1] {
         let error = Cache::new(machine.clone(), machine.clone(), Limits { entries, bytes: 1 }).unwrap_err();
         assert!(error.to_string().contains("1 to 16777215 entries"), "{error}");
@@ -276,6 +334,221 @@ fn a_forked_child_gives_its_parents_registrations_back() {
     assert!(handle.is_current());
     drop(handle);
     drop(cache);
+    nothing_is_left(&machine);
+}
+
+/// An adapter whose callback forks, once, and lets the child come back from it.
+struct Forking {
+    machine: Arc<Machine>,
+    at_register: AtomicBool,
+    at_deregister: AtomicBool,
+    child: AtomicI32,
+}
+
+impl Forking {
+    fn fork_if(&self, told: &AtomicBool) {
+        if told.swap(false, SeqCst) {
+            // SAFETY: as in the test above.
+            self.child.store(unsafe { libc::fork() }, SeqCst);
+        }
+    }
+
+    /// In the child: ends it, with what `verdict` says. In the parent: waits, and expects that it was right.
+    fn end(&self, verdict: impl FnOnce() -> bool) {
+        let child = self.child.load(SeqCst);
+        if child == 0 {
+            let right = catch_unwind(AssertUnwindSafe(verdict)).unwrap_or(false);
+            // SAFETY: ends this process at once.
+            unsafe { libc::_exit(i32::from(!right)) };
+        }
+        let mut status = 0;
+        // SAFETY: the child of this thread, and a place for its status.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child failed");
+    }
+}
+
+impl Registrar for &Forking {
+    type Registration = common::Pin;
+
+    fn register(&self, range: PageRange, access: Access) -> Result<common::Pin, RegistrarError> {
+        self.fork_if(&self.at_register);
+        Registrar::register(&self.machine, range, access)
+    }
+
+    fn deregister(&self, pin: common::Pin) -> Result<(), RegistrarError> {
+        self.fork_if(&self.at_deregister);
+        self.machine.deregister(pin)
+    }
+}
+
+#[test]
+fn a_child_that_comes_back_from_a_callback_goes_on_for_its_parent() {
+    let machine = Machine::new(8);
+    let forking = Forking {
+        machine: machine.clone(),
+        at_register: AtomicBool::new(true),
+        at_deregister: AtomicBool::new(false),
+        child: AtomicI32::new(-1),
+    };
+    let cache = Cache::new(machine.clone(), &forking, Limits { entries: 8, bytes: u64::MAX }).unwrap();
+    let got = cache.get(at(0), PAGE, Access::LOCAL_READ);
+    forking.end(|| matches!(got, Err(Error::Forked)));
+    drop(got.unwrap());
+    for page in 1..5 {
+        drop(cache.get(at(page), PAGE, Access::LOCAL_READ).unwrap());
+    }
+    assert_eq!(machine.pinned().len(), 5);
+    // What the callback of the child gave back itself is its own affair; the others are the parent's.
+    forking.at_deregister.store(true, SeqCst);
+    let swept = cache.clear();
+    forking.end(|| machine.pinned().len() == 4);
+    swept.unwrap();
+    // Nor does a request register in the child that made room first.
+    machine.remap(0..8);
+    for page in 0..8 {
+        drop(cache.get(at(page), PAGE, Access::LOCAL_READ).unwrap());
+    }
+    forking.at_deregister.store(true, SeqCst);
+    let got = cache.get(at(0), 2 * PAGE, Access::LOCAL_READ);
+    forking.end(|| matches!(got, Err(Error::Forked)) && machine.pinned().len() == 7);
+    drop(got.unwrap());
+    drop(cache);
+    nothing_is_left(&machine);
+}
+
+/// A monitor whose reads are interrupted so many times.
+struct Interrupted(Arc<Machine>, AtomicI32);
+
+impl Monitor for Interrupted {
+    fn register(&self, range: PageRange, cookie: u64) -> std::io::Result<()> {
+        Monitor::register(&self.0, range, cookie)
+    }
+
+    fn unregister(&self, cookie: u64) -> std::io::Result<()> {
+        self.0.unregister(cookie)
+    }
+
+    fn generation(&self) -> u64 {
+        self.0.generation()
+    }
+
+    fn events(&self, stale: &mut dyn FnMut(u64)) -> std::io::Result<Option<u64>> {
+        if self.1.fetch_sub(1, SeqCst) > 0 {
+            return Err(std::io::ErrorKind::Interrupted.into());
+        }
+        self.0.events(stale)
+    }
+}
+
+#[test]
+fn a_signal_during_a_read_of_the_device_fails_something() {
+    let machine = Machine::new(2);
+    let monitor = Interrupted(machine.clone(), AtomicI32::new(5));
+    let cache = Cache::new(monitor, machine.clone(), Limits::default()).unwrap();
+    let number = cache.get(at(0), PAGE, Access::LOCAL_READ).unwrap().registration().number;
+    machine.remap(1..2);
+    machine.remap(0..1);
+    cache.monitor().1.store(5, SeqCst);
+    assert_ne!(cache.get(at(0), PAGE, Access::LOCAL_READ).unwrap().registration().number, number);
+    assert_eq!((cache.statistics().blind_drains, cache.statistics().invalidated), (0, 1));
+}
+
+/// A device that is full: idle entries go, and without any its errno is the answer.
+#[test]
+fn a_full_device_refuses_while_something_is_idle() {
+    let machine = Machine::new(16);
+    let cache = cache(&machine, 16, u64::MAX);
+    machine.room_to_watch.store(3, SeqCst);
+    let held = cache.get(at(15), PAGE, Access::LOCAL_READ).unwrap();
+    for page in 0..14 {
+        drop(cache.get(at(page), PAGE, Access::LOCAL_READ).unwrap());
+        assert!(machine.watched() <= 3);
+    }
+    let _two = [1, 2].map(|page| cache.get(at(page), PAGE, Access::LOCAL_READ).unwrap());
+    let before = cache.statistics();
+    let error = cache.get(at(9), PAGE, Access::LOCAL_READ).unwrap_err();
+    assert!(
+        matches!(&error, Error::Monitor { error, .. } if error.raw_os_error() == Some(libc::ENOMEM)),
+        "{error}"
+    );
+    let now = cache.statistics();
+    assert_eq!((now.entries, now.bytes, now.evicted), (3, 3 * PAGE, before.evicted));
+    assert!(held.is_current() && machine.pinned().len() == 3);
+}
+
+/// A thousand threads, of which most share a shard, and come and go.
+#[test]
+fn threads_beyond_the_shards_lose_uses() {
+    let machine = Machine::new(4);
+    let cache = cache(&machine, 4, u64::MAX);
+    for _ in 0..3 {
+        let barrier = std::sync::Barrier::new(333);
+        std::thread::scope(|scope| {
+            for thread in 0..333 {
+                let (cache, barrier, machine) = (&cache, &barrier, &machine);
+                scope.spawn(move || {
+                    // All at once, though there is room for four: some wait for what others register.
+                    let got = cache.get(at(thread % 4), PAGE, Access::LOCAL_READ);
+                    barrier.wait();
+                    // Everybody holds one of the four, whoever asks for them to be given back.
+                    let cleared = cache.clear();
+                    let pinned = machine.pinned();
+                    barrier.wait();
+                    cleared.unwrap();
+                    let number = got.unwrap_or_else(|e| panic!("{e}")).registration().number;
+                    assert!(pinned.contains_key(&number));
+                });
+            }
+        });
+        assert_eq!(machine.pinned().len(), 4);
+        cache.clear().unwrap();
+        nothing_is_left(&machine);
+    }
+}
+
+/// Entries that a signal's handler asks for, wherever the thread is in a request of its own for them.
+#[test]
+fn a_signals_handler_loses_the_use_that_it_interrupts() {
+    static CACHE: AtomicPtr<TestCache> = AtomicPtr::new(std::ptr::null_mut());
+    static HANDLED: AtomicU64 = AtomicU64::new(0);
+    extern "C" fn handler(_: libc::c_int) {
+        // SAFETY: null, or the cache below, which outlives the thread that gets the signal.
+        if let Some(cache) = unsafe { CACHE.load(SeqCst).as_ref() } {
+            drop(cache.get(at(0), PAGE, Access::LOCAL_READ));
+            HANDLED.fetch_add(1, SeqCst);
+        }
+    }
+    let machine = Machine::new(1);
+    let mut cache = cache(&machine, 4, u64::MAX);
+    drop(cache.get(at(0), PAGE, Access::LOCAL_READ).unwrap());
+    CACHE.store(&mut cache, SeqCst);
+    let cache = &cache;
+    let running = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let (send, receive) = std::sync::mpsc::channel();
+        let running = &running;
+        scope.spawn(move || {
+            // SAFETY: a handler that does the same as this thread: hits, which take no lock.
+            unsafe { libc::signal(libc::SIGUSR1, handler as *const () as libc::sighandler_t) };
+            drop(cache.get(at(0), PAGE, Access::LOCAL_READ).unwrap());
+            // SAFETY: a question.
+            send.send(unsafe { libc::pthread_self() }).unwrap();
+            while running.load(SeqCst) {
+                drop(cache.get(at(0), PAGE, Access::LOCAL_READ).unwrap());
+            }
+        });
+        let thread = receive.recv().unwrap();
+        while HANDLED.load(SeqCst) < 10_000 {
+            // SAFETY: a thread of this scope, which runs until it is told to end.
+            unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
+            std::thread::sleep(std::time::Duration::from_micros(1));
+        }
+        running.store(false, SeqCst);
+    });
+    CACHE.store(std::ptr::null_mut(), SeqCst);
+    assert_eq!(cache.statistics().misses, 1);
+    cache.clear().unwrap();
     nothing_is_left(&machine);
 }
 

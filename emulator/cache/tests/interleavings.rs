@@ -211,3 +211,24 @@ fn entries_of_other_rights_get_in_each_others_way() {
         nothing_is_left(&machine, cache);
     });
 }
+
+/// There is room for one registration, and three threads want the same: who comes too late to make it waits for it.
+#[test]
+fn a_request_fails_for_want_of_room_that_its_own_answer_takes() {
+    check(|| {
+        let (machine, cache, completed) = machine_and_cache(Limits { entries: 1, bytes: u64::MAX });
+        let users: Vec<_> = (0..3)
+            .map(|_| {
+                let (machine, cache, completed) = (machine.clone(), cache.clone(), completed.clone());
+                shuttle::thread::spawn(move || {
+                    assert!(get(&machine, &cache, 0..1, &completed), "no room");
+                    // And again, when another may have given it back.
+                    assert!(get(&machine, &cache, 0..1, &completed), "no room");
+                    cache.clear().unwrap();
+                })
+            })
+            .collect();
+        users.into_iter().for_each(|user| user.join().unwrap());
+        nothing_is_left(&machine, cache);
+    });
+}

@@ -63,6 +63,8 @@ pub struct Machine {
     pub device_errno: AtomicU64,
     /// Fail to watch with this errno.
     pub watch_errno: AtomicU64,
+    /// Regions that the device has room for; 0 for any number.
+    pub room_to_watch: AtomicU64,
     /// The counter moves without anything to tell.
     pub mute: AtomicBool,
 }
@@ -97,6 +99,7 @@ impl Machine {
             fail_deregister: AtomicBool::new(false),
             device_errno: AtomicU64::new(0),
             watch_errno: AtomicU64::new(0),
+            room_to_watch: AtomicU64::new(0),
             mute: AtomicBool::new(false),
         })
     }
@@ -176,6 +179,10 @@ impl Monitor for Machine {
             errno => return Err(io::Error::from_raw_os_error(errno as i32)),
         }
         let mut device = self.device();
+        let room = self.room_to_watch.load(SeqCst);
+        if room != 0 && device.regions.len() as u64 >= room {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        }
         let before = device.regions.insert(cookie, Region { range, queued: false });
         assert!(before.is_none(), "cookie {cookie:#x} twice");
         for (at, touched) in device.under_way.values_mut() {
