@@ -22,6 +22,8 @@ use ummunotify::client::Notifier;
 
 const PAGE: usize = 4096;
 const THREADS: u64 = 8;
+/// Far from where the kernel puts what has no place of its own: nobody else is to be given it while it is free.
+const PLACE: u64 = 1 << 36;
 /// How long a race goes on after its rounds that shows too little.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -96,14 +98,24 @@ fn reuse<M: Monitor>(cache: &Cache<M, SoftAdapter>, rounds: u64) -> u64 {
     stale.into_inner()
 }
 
+/// Set when this goes, by a panic too: somebody waits for it.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
 /// While nothing is mapped at the place, nothing can be registered there: whatever the cache gives then is stale.
 fn revalidate<M: Monitor>(cache: &Cache<M, SoftAdapter>, rounds: u64, least: u64) -> u64 {
     let (over, got) = (AtomicBool::new(false), AtomicU64::new(0));
     let (mut stale, mut registered, mut round) = (0, 0, 0);
     let mut due = None;
-    let place = map(0);
+    let place = map(PLACE);
     stamp(place, 1);
     std::thread::scope(|scope| {
+        let _over = Over(&over);
         scope.spawn(|| {
             while !over.load(SeqCst) {
                 got.fetch_add(u64::from(cache.get(place, 8, Access::LOCAL_WRITE).is_ok()), SeqCst);
@@ -130,7 +142,6 @@ fn revalidate<M: Monitor>(cache: &Cache<M, SoftAdapter>, rounds: u64, least: u64
             }
             round += 1;
         }
-        over.store(true, SeqCst);
     });
     let s = cache.statistics();
     println!(
