@@ -32,7 +32,7 @@ static char *const neighbours[] = { (char *)0x200000001000, (char *)0x2000000070
 static int device = -1, zero, null;
 static const volatile uint64_t *counter;
 static char bytes[64];
-static char *block;
+static char *block, *below;
 static long regions;
 static volatile uint64_t sink;
 
@@ -104,7 +104,14 @@ static void allocate(void)
 	if (block == NULL)
 		fail("malloc");
 	block[0] = 1;
+	/* Whether the block's page table goes with it would depend on what else happens to lie there. */
+	below = (char *)((uintptr_t)block & -(uintptr_t)PAGE) - 2 * PAGE;
+	if (mmap(below, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != below)
+		fail("mmap of the block's neighbour");
+	below[0] = 1;
 }
+
+static void unmap_below(void) { raw_munmap(below, PAGE); }
 
 static void map_watched(void) { map_place(); watch(); }
 static void touch(void) { place[0] = 1; }
@@ -142,7 +149,7 @@ static struct work {
 	{ "raw-munmap", map_place, do_raw_munmap, nothing, 0, 1 },
 	{ "madvise", touch, do_madvise, nothing, 0, 1 },
 	{ "discard", touch_watched, do_madvise, forget, 0, 1 },
-	{ "free", allocate, do_free, nothing, 0, 1 },
+	{ "free", allocate, do_free, unmap_below, 0, 1 },
 	{ "register", map_place, watch, forget_and_unmap, 1, 1 },
 	{ "unregister", map_watched, forget, unmap_place, 1, 1 },
 	{ "events-1", one_event, do_events, forget, 1, 1 },

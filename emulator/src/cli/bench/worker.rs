@@ -86,7 +86,8 @@ pub fn serve(with_device: bool) -> Result<()> {
             println!("filled");
         } else {
             let work = work::find(&line).with_context(|| format!("no work is called `{line}`"))?;
-            println!("{}", bench.measure(work));
+            let time = bench.measure(work).with_context(|| format!("{line} isn't done here"))?;
+            println!("{time}");
         }
     }
     Ok(())
