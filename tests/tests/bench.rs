@@ -118,7 +118,7 @@ fn a_peer_that_sees_nothing_is_compared() {
     let folder = stage.work().join("peers");
     let built = stage.program(Mode::Native, Account::Ordinary, script("peers/build.sh")).arg(&folder).run();
     built.assert_success();
-    built.stdout.lines().for_each(|line| ummunotify_tests::say(line));
+    built.stdout.lines().for_each(ummunotify_tests::say);
     let list = fs::read_to_string(folder.join("list")).expect("it was written");
     let peers: Vec<_> = list.lines().filter_map(|line| line.strip_prefix("peer ")).collect();
     assert!(peers.iter().any(|peer| peer.starts_with("bare=")), "what needs no package is there: {built}");
