@@ -40,7 +40,7 @@ for program in cc python3; do
 done
 
 say "in turns, $rounds rounds"
-take getppid read write mmap raw-mmap raw-munmap thread exec exec-bare malloc "${programs[@]}" run-true counter epoll-hit \
+take getppid read write mmap raw-mmap raw-munmap thread exec exec-bare malloc "${programs[@]}" run-true counter contexts-8 waited-hit epoll-hit \
 	register register-random events-1 events-100 munmap hit munmap-64k hit-64k madvise free
 "$binary" bench --rounds "$rounds" "${against[@]}" "${peers[@]}" "${works[@]}" --regions 0 --regions 10 --regions 64 \
 	--regions 1000000 --json "$parts/bench.json" >"$parts/bench.txt"

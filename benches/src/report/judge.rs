@@ -20,6 +20,7 @@ pub fn rows(sources: &Sources) -> Vec<Row> {
     unrelated(&mut rows, sources);
     misses(&mut rows, sources);
     hits(&mut rows, sources);
+    told_of_hits(&mut rows, sources);
     others(&mut rows, sources);
     device(&mut rows, sources);
     table_and_memory(&mut rows, sources);
@@ -138,23 +139,37 @@ fn hits(rows: &mut Vec<Row>, sources: &Sources) {
     }
 }
 
-fn others(rows: &mut Vec<Row>, sources: &Sources) {
-    let median =
-        |bench: &Bench, work: &str, regions, who: &str| Some(bench.cell(work, regions, who)?.time.median);
-    let mut against = None;
-    if let Some(bench) = &sources.bench {
-        let peers = PEERS.iter().filter_map(|peer| median(bench, "munmap", Some(0), peer));
-        let fastest = peers.fold(f64::INFINITY, f64::min);
-        let ours = median(bench, "munmap", Some(0), OURS);
-        against = ours.filter(|_| fastest.is_finite()).map(|ours| ours / fastest);
+/// What has no limit, beside what has.
+fn told_of_hits(rows: &mut Vec<Row>, sources: &Sources) {
+    let bench = sources.bench.as_ref();
+    for (work, what) in [
+        ("waited-hit", "munmap of a page that is a region, a thread waiting for it"),
+        ("contexts-8", "munmap that hits nothing, 8 contexts open"),
+    ] {
+        rows.push(Row::told(what, Unit::Ratio).spread(picked(bench, ratio, work, None)));
     }
+    for (work, what) in [
+        ("first-hit", "munmap of a page that is a region, everything read before"),
+        ("discard", "madvise of a page that is a region"),
+    ] {
+        let figure = format!("{what}, 10 regions elsewhere, against our module's, guest, instructions");
+        rows.push(Row::told(figure, Unit::Ratio).value(multiple(sources, work, 10, OURS, "kmod")));
+    }
+}
+
+fn others(rows: &mut Vec<Row>, sources: &Sources) {
+    let faster = sources.bench.as_ref().and_then(|bench| {
+        let ratios =
+            PEERS.iter().filter_map(|peer| Some((bench.cell("munmap", Some(0), peer)?.ratio?.median, *peer)));
+        ratios.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, peer)| peer)
+    });
     rows.push(
         Row::at_most(
             format!("munmap of a page that nobody watches, against the faster of {}", PEERS.join(" and ")),
             Unit::Ratio,
             1.07,
         )
-        .value(against),
+        .spread(faster.and_then(|peer| sources.bench.as_ref()?.paired("munmap", Some(0), OURS, peer))),
     );
     for who in [OURS, PEERS[0], PEERS[1], "userfaultfd"] {
         let cell = sources.bench.as_ref().and_then(|bench| bench.cell("munmap", Some(0), who));
@@ -174,16 +189,14 @@ fn others(rows: &mut Vec<Row>, sources: &Sources) {
         (&sources.bench, "supervisors where the kernel puts them"),
         (&sources.one_processor, "one processor"),
     ] {
-        let bare = bench.as_ref().and_then(|bench| {
-            Some(median(bench, "raw-munmap", None, NET)? / median(bench, "raw-munmap", None, BARE)?)
-        });
+        let bare = bench.as_ref().and_then(|bench| bench.paired("raw-munmap", None, NET, BARE));
         rows.push(
             Row::at_most(
                 format!("munmap by an instruction, against a supervisor that only lets it go, {placed}"),
                 Unit::Ratio,
                 1.15,
             )
-            .value(bare),
+            .spread(bare),
         );
     }
     rows.push(

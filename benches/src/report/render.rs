@@ -105,7 +105,7 @@ fn date(seconds: u64) -> String {
 mod tests {
     use super::*;
     use crate::judge;
-    use crate::source::{Bench, Guest, engine_lines, numbers};
+    use crate::source::{Bench, Cell, Guest, engine_lines, numbers};
 
     #[test]
     fn days_are_those_of_the_calendar() {
@@ -126,12 +126,30 @@ mod tests {
                 "machine":{{"processor":"P","processors":2,"kernel":"6.18","load":"1 2 3"}},
                 "absent":[{{"name":"cc","reason":"cc isn't installed"}}],
                 "lines":[{{"work":"{work}","what":"","regions":{regions},"cells":
-                    [{{"contender":"{contender}","time":{},"ratio":{},"extra":{}}}]}}]}}"#,
+                    [{{"contender":"{contender}","time":{},"ratio":{},"extra":{},"times":[{time}]}}]}}]}}"#,
             spread(time),
             spread(ratio),
             spread(time)
         );
         serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn others_are_compared_round_by_round() {
+        let mut paired = bench("munmap", "0", "inline,notify", 300.0, 1.5);
+        let other = |time, ratio| bench("munmap", "0", "ucx", time, ratio).lines.remove(0).cells.remove(0);
+        paired.lines[0].cells.push(other(250.0, 1.25));
+        paired.lines[0].cells.push(Cell { contender: "memhooks".into(), ..other(200.0, 1.0) });
+        // The machine was slower in the second round, for both.
+        for (cell, times) in
+            paired.lines[0].cells.iter_mut().zip([[150.0, 600.0], [1.0, 1.0], [100.0, 400.0]])
+        {
+            cell.times = times.to_vec();
+        }
+        let rows = judge::rows(&Sources { bench: Some(paired), ..Sources::default() });
+        let row = of(&rows, "munmap of a page that nobody watches, against the faster of ucx and memhooks");
+        assert_eq!((row.value, row.quartiles), (Some(1.5), Some([1.5, 1.5])));
+        assert_eq!(row.verdict(), Verdict::Exceeds);
     }
 
     fn of<'a>(rows: &'a [Row], figure: &str) -> &'a Row {

@@ -62,6 +62,9 @@ pub struct Cell {
     pub time: Spread,
     pub ratio: Option<Spread>,
     pub extra: Option<Spread>,
+    /// Of each round.
+    #[serde(skip_serializing)]
+    pub times: Vec<f64>,
 }
 
 /// Least, quartiles, most.
@@ -102,6 +105,16 @@ pub struct EngineLine {
     pub median: f64,
 }
 
+impl Spread {
+    /// Of measured values; `None` of none.
+    pub fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let last = values.len().checked_sub(1)?;
+        let at = |quarters: usize| values[last * quarters / 4];
+        Some(Self { least: at(0), lower: at(1), median: at(2), upper: at(3), most: at(4) })
+    }
+}
+
 impl Sources {
     /// True if there is anything.
     pub fn any(&self) -> bool {
@@ -118,6 +131,12 @@ impl Bench {
     pub fn cell(&self, work: &str, regions: Option<u64>, contender: &str) -> Option<&Cell> {
         let line = self.lines.iter().find(|line| line.work == work && line.regions == regions)?;
         line.cells.iter().find(|cell| cell.contender == contender)
+    }
+
+    /// One contender's times as multiples of another's in the same rounds.
+    pub fn paired(&self, work: &str, regions: Option<u64>, who: &str, whom: &str) -> Option<Spread> {
+        let (ours, theirs) = (self.cell(work, regions, who)?, self.cell(work, regions, whom)?);
+        Spread::of(ours.times.iter().zip(&theirs.times).map(|(ours, theirs)| ours / theirs).collect())
     }
 }
 

@@ -228,8 +228,8 @@ fn measure(
         let extras =
             native.as_ref().map(|native| times.iter().zip(native).map(|(ours, theirs)| ours - theirs));
         let extra = extras.and_then(|extras| Spread::of(extras.collect()));
-        if let Some(time) = Spread::of(times) {
-            cells.push(Cell { contender: contender.name(), time, ratio, extra });
+        if let Some(time) = Spread::of(times.clone()) {
+            cells.push(Cell { contender: contender.name(), time, ratio, extra, times });
         }
     }
     Ok(Line { work: work.name, what: work.what, regions, cells })

@@ -137,6 +137,7 @@ mod tests {
             time: Spread::of(times.to_vec()).unwrap(),
             ratio: Spread::of(times.map(|t| t / 900.0).to_vec()),
             extra: Spread::of(times.map(|t| t - 900.0).to_vec()),
+            times: times.to_vec(),
         };
         let cells = vec![cell("native", [800.0, 900.0, 1000.0]), cell("notify", [2e4, 3e4, 4e4])];
         report.lines.push(Line { work: "munmap", what: "munmap", regions: None, cells });

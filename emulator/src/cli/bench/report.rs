@@ -67,6 +67,8 @@ pub struct Cell {
     pub ratio: Option<Spread>,
     /// Nanoseconds beyond native's in the same round; `None` where native doesn't do it.
     pub extra: Option<Spread>,
+    /// Nanoseconds of each round, in their order.
+    pub times: Vec<f64>,
 }
 
 impl Machine {
@@ -186,7 +188,13 @@ mod tests {
         let absent = Absent { name: "kmod".into(), reason: "open \"/dev/ummunotify\": ENOENT".into() };
         let mut report = Report::new(3, Some(1), vec!["native".into()], vec![absent]);
         let time = Spread::of(vec![1.0, 2.0, 3.0]).unwrap();
-        let cell = Cell { contender: "native".into(), time, ratio: Some(time), extra: None };
+        let cell = Cell {
+            contender: "native".into(),
+            time,
+            ratio: Some(time),
+            extra: None,
+            times: vec![1.0, 2.0, 3.0],
+        };
         report.lines.push(Line { work: "munmap", what: "munmap", regions: Some(64), cells: vec![cell] });
         let text = serde_json::to_string(&report).unwrap();
         let back: serde_json::Value = serde_json::from_str(&text).unwrap();

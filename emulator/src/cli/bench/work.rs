@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use memmap2::{MmapMut, UncheckedAdvice};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::eventfd::EventFd;
 use ummunotify::client::{Notifier, PageRange};
 
 use super::raw;
@@ -108,6 +110,8 @@ pub const WORKS: &[Work] = &[
     work("threads-4", "munmap of a touched page by each of 4 threads", 256, |_, n| by_threads(4, n)),
     work("threads-16", "munmap of a touched page by each of 16 threads", 64, |_, n| by_threads(16, n)),
     device(work("counter", "the check of the generation counter", 1_000_000, |b, n| b.timed(n, counter))),
+    work("contexts-8", "munmap of a touched page that is no region, 8 contexts open", 512, among_contexts),
+    work("waited-hit", "munmap of a page that is a region, a thread waiting for it", 256, waited_hit),
     work("epoll-hit", "munmap of a page that is a region, the descriptor in an epoll set", 256, epoll_hit),
     device(among(work("register", "register and unregister a region", 10_000, |b, n| b.timed(n, register)))),
     device(among(work(
@@ -433,6 +437,40 @@ fn register_random(bench: &mut Bench) {
         let _ = notifier.unregister(cookie(n));
         let _ = notifier.register(elsewhere(n), cookie(n));
     }
+}
+
+fn among_contexts(bench: &mut Bench, batch: u32) -> Duration {
+    let one = bench.notifier.is_some();
+    let more: Vec<_> = (1..8).filter_map(|_| one.then(Notifier::open_nonblocking)?.ok()).collect();
+    let took = unmap(bench, batch, 1, false);
+    drop(more);
+    took
+}
+
+/// Another thread sleeps until there is an event, and reads it.
+fn waited_hit(bench: &mut Bench, batch: u32) -> Duration {
+    let Ok(stop) = EventFd::new() else { return Duration::ZERO };
+    std::thread::scope(|scope| {
+        if let Some(notifier) = &bench.notifier {
+            scope.spawn(|| {
+                let mut both = [
+                    PollFd::new(notifier.as_fd(), PollFlags::POLLIN),
+                    PollFd::new(stop.as_fd(), PollFlags::POLLIN),
+                ];
+                while poll(&mut both, PollTimeout::NONE).is_ok() && both[1].any() == Some(false) {
+                    let _ = notifier.events().count();
+                }
+            });
+        }
+        let blocks = blocks(batch, 1);
+        bench.watch(&blocks);
+        let start = Instant::now();
+        drop(black_box(blocks));
+        let took = start.elapsed();
+        bench.forget(batch);
+        let _ = stop.write(1);
+        took
+    })
 }
 
 fn epoll_hit(bench: &mut Bench, batch: u32) -> Duration {
