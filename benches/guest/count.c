@@ -76,11 +76,25 @@ static void forget(void)
 		fail("UNREGISTER_REGION");
 }
 
+/* No hook of a library is in the way of these. */
 static long raw_munmap(void *start, size_t length)
 {
 	long answer;
 
 	__asm__ volatile("syscall" : "=a"(answer) : "0"((long)SYS_munmap), "D"(start), "S"(length)
+			 : "rcx", "r11", "memory");
+	return answer;
+}
+
+static void *raw_mmap(void *hint, size_t length)
+{
+	register long flags __asm__("r10") = MAP_PRIVATE | MAP_ANONYMOUS;
+	register long file __asm__("r8") = -1;
+	register long offset __asm__("r9") = 0;
+	void *answer;
+
+	__asm__ volatile("syscall" : "=a"(answer) : "0"((long)SYS_mmap), "D"(hint), "S"(length),
+			 "d"((long)(PROT_READ | PROT_WRITE)), "r"(flags), "r"(file), "r"(offset)
 			 : "rcx", "r11", "memory");
 	return answer;
 }
@@ -92,6 +106,7 @@ static void do_getppid(void) { sink = (uint64_t)syscall(SYS_getppid); }
 static void do_read(void) { sink = (uint64_t)read(zero, bytes, sizeof bytes); }
 static void do_write(void) { sink = (uint64_t)write(null, bytes, sizeof bytes); }
 static void do_mmap(void) { sink = (uintptr_t)mmap(place, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); }
+static void do_raw_mmap(void) { sink = (uintptr_t)raw_mmap(place, PAGE); }
 static void do_munmap(void) { munmap(place, PAGE); }
 static void do_raw_munmap(void) { raw_munmap(place, PAGE); }
 static void do_madvise(void) { madvise(place, PAGE, MADV_DONTNEED); }
@@ -143,6 +158,7 @@ static struct work {
 	{ "read", nothing, do_read, nothing, 0, 0 },
 	{ "write", nothing, do_write, nothing, 0, 0 },
 	{ "mmap", nothing, do_mmap, unmap_place, 0, 0 },
+	{ "raw-mmap", nothing, do_raw_mmap, unmap_place, 0, 0 },
 	{ "munmap", map_place, do_munmap, nothing, 0, 1 },
 	{ "hit", map_watched, do_munmap, forget, 0, 1 },
 	{ "first-hit", map_watched, do_munmap, read_and_forget, 1, 1 },

@@ -93,11 +93,11 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
             Row::at_most(format!("plain mmap by {by}, beyond native"), Unit::Nanoseconds, 25.0)
                 .spread(picked(bench, extra, work, None)),
         );
+        rows.push(
+            Row::at_most(format!("plain mmap by {by}, beyond native, guest"), Unit::Instructions, 250.0)
+                .value(beyond(sources, work, 0, OURS, "native")),
+        );
     }
-    rows.push(
-        Row::at_most("plain mmap by libc, beyond native, guest", Unit::Instructions, 250.0)
-            .value(beyond(sources, "mmap", 0, OURS, "native")),
-    );
 }
 
 fn misses(rows: &mut Vec<Row>, sources: &Sources) {
