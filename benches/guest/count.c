@@ -15,6 +15,7 @@
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <x86intrin.h>
 
@@ -105,6 +107,40 @@ static void *raw_mmap(void *hint, size_t length)
 
 /* What is counted: the calls, and what comes before and after each. */
 static void nothing(void) {}
+
+static void *end_at_once(void *argument) { return argument; }
+
+static void do_thread(void)
+{
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, end_at_once, NULL) != 0 || pthread_join(thread, NULL) != 0)
+		fail("pthread_create");
+}
+
+static void run_true(char **environment)
+{
+	char *const arguments[] = { "true", NULL };
+	pid_t child = fork();
+	int status;
+
+	if (child == 0) {
+		execve("/bin/true", arguments, environment);
+		_exit(127);
+	}
+	if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
+		fail("/bin/true");
+}
+
+static void do_exec(void) { run_true(environ); }
+
+static void do_exec_bare(void)
+{
+	char *nothing_preloaded[] = { NULL };
+
+	run_true(nothing_preloaded);
+}
+
 static void do_counter(void) { sink = *counter; }
 static void do_getppid(void) { sink = (uint64_t)syscall(SYS_getppid); }
 static void do_read(void) { sink = (uint64_t)read(zero, bytes, sizeof bytes); }
@@ -154,25 +190,28 @@ static void do_events(void)
 static struct work {
 	const char *name;
 	void (*before)(void), (*call)(void), (*after)(void);
-	/* Needs the device; is counted among each number of regions. */
-	int device, among;
+	/* Needs the device; is counted among each number of regions; takes long, and is done in one layout. */
+	int device, among, heavy;
 } works[] = {
-	{ "counter", nothing, do_counter, nothing, 1, 0 },
-	{ "getppid", nothing, do_getppid, nothing, 0, 0 },
-	{ "read", nothing, do_read, nothing, 0, 0 },
-	{ "write", nothing, do_write, nothing, 0, 0 },
-	{ "mmap", nothing, do_mmap, unmap_place, 0, 0 },
-	{ "raw-mmap", nothing, do_raw_mmap, unmap_place, 0, 0 },
-	{ "munmap", map_place, do_munmap, nothing, 0, 1 },
-	{ "hit", map_watched, do_munmap, forget, 0, 1 },
-	{ "first-hit", map_watched, do_munmap, read_and_forget, 1, 1 },
-	{ "raw-munmap", map_place, do_raw_munmap, nothing, 0, 1 },
-	{ "madvise", touch, do_madvise, nothing, 0, 1 },
-	{ "discard", touch_watched, do_madvise, forget, 0, 1 },
-	{ "free", allocate, do_free, unmap_below, 0, 1 },
-	{ "register", map_place, watch, forget_and_unmap, 1, 1 },
-	{ "unregister", map_watched, forget, unmap_place, 1, 1 },
-	{ "events-1", one_event, do_events, forget, 1, 1 },
+	{ "counter", nothing, do_counter, nothing, 1, 0, 0 },
+	{ "thread", nothing, do_thread, nothing, 0, 0, 1 },
+	{ "exec", nothing, do_exec, nothing, 0, 0, 1 },
+	{ "exec-bare", nothing, do_exec_bare, nothing, 0, 0, 1 },
+	{ "getppid", nothing, do_getppid, nothing, 0, 0, 0 },
+	{ "read", nothing, do_read, nothing, 0, 0, 0 },
+	{ "write", nothing, do_write, nothing, 0, 0, 0 },
+	{ "mmap", nothing, do_mmap, unmap_place, 0, 0, 0 },
+	{ "raw-mmap", nothing, do_raw_mmap, unmap_place, 0, 0, 0 },
+	{ "munmap", map_place, do_munmap, nothing, 0, 1, 0 },
+	{ "hit", map_watched, do_munmap, forget, 0, 1, 0 },
+	{ "first-hit", map_watched, do_munmap, read_and_forget, 1, 1, 0 },
+	{ "raw-munmap", map_place, do_raw_munmap, nothing, 0, 1, 0 },
+	{ "madvise", touch, do_madvise, nothing, 0, 1, 0 },
+	{ "discard", touch_watched, do_madvise, forget, 0, 1, 0 },
+	{ "free", allocate, do_free, unmap_below, 0, 1, 0 },
+	{ "register", map_place, watch, forget_and_unmap, 1, 1, 0 },
+	{ "unregister", map_watched, forget, unmap_place, 1, 1, 0 },
+	{ "events-1", one_event, do_events, forget, 1, 1, 0 },
 };
 
 static int by_value(const void *a, const void *b)
@@ -223,14 +262,15 @@ static void count(const struct work *work, const char *among)
 {
 	static uint64_t taken[ROUNDS];
 	uint64_t least = 0, median = 0, always = empty();
+	int layouts = work->heavy ? 1 : LAYOUTS;
 	int stays = strcmp(work->name, "madvise") == 0 || strcmp(work->name, "discard") == 0;
 
 	if (stays)
 		map_place();
-	for (int layout = 0; layout < LAYOUTS; layout++) {
+	for (int layout = 0; layout < layouts; layout++) {
 		if (layout > 0)
 			thicken(layout);
-		for (int n = layout == 0 ? -WARM : -4; n < ROUNDS; n++) {
+		for (int n = layout == 0 && !work->heavy ? -WARM : -4; n < ROUNDS; n++) {
 			void (*volatile call)(void) = work->call;
 			uint64_t start;
 
@@ -246,10 +286,11 @@ static void count(const struct work *work, const char *among)
 		least += taken[0];
 		median += taken[ROUNDS / 2];
 	}
-	thin();
+	if (!work->heavy)
+		thin();
 	if (stays)
 		unmap_place();
-	printf("%s %s %lu %lu\n", work->name, among, (unsigned long)(least / LAYOUTS), (unsigned long)(median / LAYOUTS));
+	printf("%s %s %lu %lu\n", work->name, among, (unsigned long)(least / layouts), (unsigned long)(median / layouts));
 	fflush(stdout);
 }
 
