@@ -52,8 +52,14 @@ pub fn page(sources: &Sources, rows: &[Row]) -> String {
     }
     page.push_str(
         "\nRatios are to native in the same round; judged is the median, in brackets stand the quartiles. A limit that lies \
-         between the lower quartile and the median is said to be within the spread.\n\n",
+         between them is said to be within the spread.\n\n",
     );
+    if let Some(load) = busy(sources) {
+        let _ = writeln!(
+            page,
+            "**The machine was busy (load {load}): the times say little; instruction counts, calls and memory do.**\n"
+        );
+    }
     let _ = writeln!(page, "**{}**\n", sum(rows));
     page.push_str("| figure | measured | at most | |\n|---|---|---|---|\n");
     for row in rows {
@@ -72,6 +78,13 @@ pub fn page(sources: &Sources, rows: &[Row]) -> String {
     page
 }
 
+/// The load, if others wanted the processors more than half of the time when the measurements began.
+fn busy(sources: &Sources) -> Option<&str> {
+    let machine = &sources.bench.as_ref()?.machine;
+    let load: f64 = machine.load.split(' ').next()?.parse().ok()?;
+    (load > machine.processors as f64 / 2.0).then_some(&machine.load)
+}
+
 fn limit(row: &Row) -> String {
     let less = if row.below { "less than " } else { "" };
     row.limit.map_or_else(String::new, |limit| format!("{less}{}", row.unit.show(limit)))
@@ -82,10 +95,12 @@ fn sum(rows: &[Row]) -> String {
     let unmeasured =
         rows.iter().filter(|row| row.verdict() == Verdict::NotMeasured && row.limit.is_some()).count();
     format!(
-        "{} hold, {} exceed their limit, {} more exceed it within the spread, {unmeasured} with a limit weren't measured",
+        "{} hold, {} exceed their limit; of {} the limit lies within the spread ({} hold by the median); {unmeasured} with a \
+         limit weren't measured",
         count(Verdict::Holds),
         count(Verdict::Exceeds),
-        count(Verdict::WithinSpread)
+        count(Verdict::HoldsWithinSpread) + count(Verdict::ExceedsWithinSpread),
+        count(Verdict::HoldsWithinSpread)
     )
 }
 
@@ -123,7 +138,7 @@ mod tests {
         let spread = |x: f64| format!(r#"{{"least":{x},"lower":{x},"median":{x},"upper":{x},"most":{x}}}"#);
         let text = format!(
             r#"{{"version":"1","began":0,"processor":null,"rounds":3,"contenders":[],
-                "machine":{{"processor":"P","processors":2,"kernel":"6.18","load":"1 2 3"}},
+                "machine":{{"processor":"P","processors":2,"kernel":"6.18","load":"3 2 1"}},
                 "absent":[{{"name":"cc","reason":"cc isn't installed"}}],
                 "lines":[{{"work":"{work}","what":"","regions":{regions},"cells":
                     [{{"contender":"{contender}","time":{},"ratio":{},"extra":{},"times":[{time}]}}]}}]}}"#,
@@ -189,11 +204,12 @@ mod tests {
         }
         let page = page(&sources, &rows);
         for shown in [
-            "1970-01-01, P, 2 processors, Linux 6.18, load 1 2 3",
+            "1970-01-01, P, 2 processors, Linux 6.18, load 3 2 1",
             "not measured: cc: cc isn't installed",
             "| 1.14 (1.14 to 1.14) | 1.10 | EXCEEDS |",
             "| 700 instructions | 450 instructions | EXCEEDS |",
             "less than 980 instructions",
+            "**The machine was busy (load 3 2 1)",
             "**3 hold, 4 exceed",
         ] {
             assert!(page.contains(shown), "{shown}: {page}");

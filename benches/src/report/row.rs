@@ -23,10 +23,12 @@ pub enum Unit {
 pub enum Verdict {
     /// It isn't above.
     Holds,
+    /// It isn't above, but the upper quartile is.
+    HoldsWithinSpread,
     /// It is above.
     Exceeds,
     /// It is above, but the lower quartile isn't.
-    WithinSpread,
+    ExceedsWithinSpread,
     /// There is no limit.
     Reported,
     /// There is no figure.
@@ -77,10 +79,12 @@ impl Row {
         let Some(value) = self.value else { return Verdict::NotMeasured };
         let Some(limit) = self.limit else { return Verdict::Reported };
         let holds = |value: f64| if self.below { value < limit } else { value <= limit };
-        match self.quartiles {
-            _ if holds(value) => Verdict::Holds,
-            Some([lower, _]) if holds(lower) => Verdict::WithinSpread,
-            _ => Verdict::Exceeds,
+        let [lower, upper] = self.quartiles.unwrap_or([value; 2]);
+        match (holds(lower), holds(value), holds(upper)) {
+            (_, true, true) => Verdict::Holds,
+            (_, true, false) => Verdict::HoldsWithinSpread,
+            (true, false, _) => Verdict::ExceedsWithinSpread,
+            (false, false, _) => Verdict::Exceeds,
         }
     }
 }
@@ -107,8 +111,9 @@ impl Verdict {
     pub const fn words(self) -> &'static str {
         match self {
             Self::Holds => "holds",
+            Self::HoldsWithinSpread => "holds, limit within the spread",
             Self::Exceeds => "EXCEEDS",
-            Self::WithinSpread => "exceeds, within the spread",
+            Self::ExceedsWithinSpread => "exceeds, limit within the spread",
             Self::Reported => "",
             Self::NotMeasured => "not measured",
         }
@@ -120,13 +125,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_judged_by_the_median_and_the_lower_quartile() {
+    fn a_limit_is_judged_by_the_median_and_the_quartiles() {
         let row = Row::at_most("munmap", Unit::Ratio, 1.1);
         let spread = |lower, median, upper| Spread { least: lower, lower, median, upper, most: upper };
         assert_eq!(row.verdict(), Verdict::NotMeasured);
         assert_eq!(row.clone().value(Some(1.1)).verdict(), Verdict::Holds);
         assert_eq!(row.clone().value(Some(1.2)).verdict(), Verdict::Exceeds);
-        assert_eq!(row.clone().spread(Some(spread(1.0, 1.2, 1.3))).verdict(), Verdict::WithinSpread);
+        assert_eq!(row.clone().spread(Some(spread(1.0, 1.2, 1.3))).verdict(), Verdict::ExceedsWithinSpread);
+        assert_eq!(row.clone().spread(Some(spread(1.0, 1.05, 1.3))).verdict(), Verdict::HoldsWithinSpread);
+        assert_eq!(row.clone().spread(Some(spread(1.0, 1.05, 1.1))).verdict(), Verdict::Holds);
         assert_eq!(row.clone().spread(Some(spread(1.15, 1.2, 1.3))).verdict(), Verdict::Exceeds);
         assert_eq!(Row { below: true, ..row }.value(Some(1.1)).verdict(), Verdict::Exceeds);
         assert_eq!(Row::told("ucx", Unit::Ratio).value(Some(9.0)).verdict(), Verdict::Reported);
