@@ -23,7 +23,6 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 #include <x86intrin.h>
 
@@ -118,29 +117,6 @@ static void do_thread(void)
 		fail("pthread_create");
 }
 
-static void run_true(char **environment)
-{
-	char *const arguments[] = { "true", NULL };
-	pid_t child = fork();
-	int status;
-
-	if (child == 0) {
-		execve("/bin/true", arguments, environment);
-		_exit(127);
-	}
-	if (child < 0 || waitpid(child, &status, 0) != child || status != 0)
-		fail("/bin/true");
-}
-
-static void do_exec(void) { run_true(environ); }
-
-static void do_exec_bare(void)
-{
-	char *nothing_preloaded[] = { NULL };
-
-	run_true(nothing_preloaded);
-}
-
 static void do_counter(void) { sink = *counter; }
 static void do_getppid(void) { sink = (uint64_t)syscall(SYS_getppid); }
 static void do_read(void) { sink = (uint64_t)read(zero, bytes, sizeof bytes); }
@@ -195,8 +171,6 @@ static struct work {
 } works[] = {
 	{ "counter", nothing, do_counter, nothing, 1, 0, 0 },
 	{ "thread", nothing, do_thread, nothing, 0, 0, 1 },
-	{ "exec", nothing, do_exec, nothing, 0, 0, 1 },
-	{ "exec-bare", nothing, do_exec_bare, nothing, 0, 0, 1 },
 	{ "getppid", nothing, do_getppid, nothing, 0, 0, 0 },
 	{ "read", nothing, do_read, nothing, 0, 0, 0 },
 	{ "write", nothing, do_write, nothing, 0, 0, 0 },

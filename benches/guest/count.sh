@@ -72,7 +72,7 @@ awk -v kernel="$(sed -n 's/^kernel //p' "$stage/said" | tr -d '\r' | tail -n 1)"
 	BEGIN { printf "{\n  \"began\": %d,\n  \"kernel\": \"%s\",\n  \"counts\": [", began, kernel }
 	FNR == 1 { name = FILENAME; sub(/.*\//, "", name); sub(/\.counts$/, "", name) }
 	{
-		printf "%s\n    {\"contender\": \"%s\", \"work\": \"%s\", \"regions\": %s, \"least\": %d, \"median\": %d}", comma, name, $1,
+		printf "%s\n    {\"contender\": \"%s\", \"work\": \"%s\", \"regions\": %s, \"least\": %.0f, \"median\": %.0f}", comma, name, $1,
 			$2 == "-" ? "null" : $2, $3, $4
 		comma = ","
 	}

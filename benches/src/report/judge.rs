@@ -272,16 +272,10 @@ fn programs(rows: &mut Vec<Row>, sources: &Sources) {
     ] {
         rows.push(Row::told(what, Unit::Ratio).spread(picked(bench, ratio, work, None)));
     }
-    for (what, work) in [
-        ("a thread made and joined", "thread"),
-        ("fork and exec of true with our library", "exec"),
-        ("fork and exec of true without our library", "exec-bare"),
-    ] {
-        rows.push(
-            Row::told(format!("{what}, guest, instructions"), Unit::Ratio)
-                .value(multiple(sources, work, 0, OURS, "native")),
-        );
-    }
+    rows.push(
+        Row::told("a thread made and joined, guest, instructions", Unit::Ratio)
+            .value(multiple(sources, "thread", 0, OURS, "native")),
+    );
     let number = |name: String| sources.numbers.as_ref()?.get(&name).copied();
     for who in [NET, OURS] {
         for (work, what) in [("exec", "with"), ("exec-bare", "without")] {
