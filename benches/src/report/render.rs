@@ -44,7 +44,7 @@ pub fn page(sources: &Sources, rows: &[Row]) -> String {
     if let Some(guest) = &sources.guest {
         let _ = writeln!(
             page,
-            "* guest: {}, Linux {}, instructions counted by QEMU on one emulated processor: exact, but blind to caches and \
+            "* guest: {}, Linux {}, instructions counted by QEMU on one emulated processor: repeatable (what maps or unmaps within some 200), but blind to caches and \
              wake-ups, so they flatter what switches between processes",
             date(guest.began),
             guest.kernel
