@@ -13,6 +13,11 @@ BUILD_PACKAGES := gcc libc6-dev libclang1
 TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils musl-tools
 # What the feature `rdma` is built with: libibverbs with its header, and what its Rust bindings are made by.
 RDMA_PACKAGES := libclang-14-dev libibverbs-dev ibverbs-providers
+# Other interception, to compare with.
+PEER_PACKAGES := libucx0 libfabric-dev
+# Where `make report` writes, and the rounds of its measurements.
+REPORTS := benches/reports
+REPORT_ROUNDS := 15
 # Rounds of each race in `make race`; `make test` runs a twentieth or less.
 RACE_ROUNDS := 1000000
 # Schedules of each kind in `make shuttle`; `make test` tries a tenth.
@@ -33,7 +38,7 @@ REPORT := $(TARGET)/nextest/default/report.xml
 SKIPS := $(TARGET)/skipped.txt
 GUEST := $(wildcard kmod-compat/Makefile)
 
-.PHONY: help build release demo doctor test lint race revalidate load conformance differential switch bench bench-peers bench-cache verbs shuttle install-deps install-build-deps clean rust
+.PHONY: help build release demo doctor test lint race revalidate load conformance differential switch bench bench-peers bench-guest bench-cache peers report verbs shuttle install-deps install-build-deps clean rust
 
 help:
 	@echo 'make            build everything (debug)'
@@ -44,7 +49,9 @@ help:
 	@echo 'make lint       formatting and clippy'
 	@echo 'make bench      what interception costs here, as ratios to native; a page with plots'
 	@echo 'make bench-cache  what the registration cache costs; patterns of MPI programs replayed'
-	@echo 'make bench-peers  the same beside UCX'
+	@echo 'make bench-peers  the same beside UCX and libfabric'
+	@echo 'make bench-guest  in a guest, instructions: the kernel module against the emulator, beside the limits'
+	@echo 'make report     all of that beside the limits, written to $(REPORTS) (REPORT_ROUNDS=n; half an hour)'
 	@echo 'make race       the address-reuse race and the re-validation race, $(RACE_ROUNDS) rounds each'
 	@echo 'make revalidate the re-validation race by every kind of call under trace, and with userfaultfd, $(REVALIDATE_ROUNDS) rounds'
 	@echo 'make load       first opens of the device under load, $(LOAD_ROUNDS) processes'
@@ -218,14 +225,31 @@ bench: rust install-build-deps
 	cargo build --release -p ummunotify
 	@$(TARGET)/release/ummunotify bench --json $(TARGET)/bench.json --html $(TARGET)/bench.html $(BENCH)
 
-# UCX's hooks beside ours (Debian package libucx0).
-bench-peers: rust install-build-deps
+# Libraries that make a process one whose mapping calls are intercepted by others (benches/peers/build.sh says which).
+peers:
+	$(call need,$(PEER_PACKAGES),optional)
+	@benches/peers/build.sh $(TARGET)/peers
+
+bench-peers: rust install-build-deps peers
 	cargo build --release -p ummunotify
-	cc -O2 -Wall -shared -fPIC benches/peers/ucx.c -o $(TARGET)/ucx.so -ldl
-	@if LD_PRELOAD=$(TARGET)/ucx.so true; then \
-		$(TARGET)/release/ummunotify bench --rounds 51 --against notify --against inline,notify \
-			--peer ucx=$(TARGET)/ucx.so --work munmap --work free --work madvise --regions 0; \
-	else echo "skipped: UCX as a peer: see above"; fi
+	@peers=$$(cat $(TARGET)/peers/list); \
+	if [ -z "$$peers" ]; then echo 'skipped: peers: none is there, see above'; exit 0; fi; \
+	$(TARGET)/release/ummunotify bench --rounds 51 --against notify --against inline,notify $${peers//peer /--peer } \
+	    --work munmap --work free --work madvise --work raw-munmap --regions 0
+
+# In a guest whose clock counts instructions: minutes. Without a guest: skipped, which isn't failed.
+bench-guest: release peers
+	cargo build --release -p ummunotify-benches
+	@peers=$$(cat $(TARGET)/peers/list); code=0; \
+	benches/guest/count.sh $(TARGET)/bench-guest.json $${peers//peer /} || code=$$?; \
+	[ $$code -ne 77 ] || exit 0; \
+	[ $$code -eq 0 ] && $(TARGET)/release/ummunotify-report --guest $(TARGET)/bench-guest.json
+
+# Every figure beside its limit. What can't be had is named in the report.
+report: release peers
+	cargo build --release -p ummunotify-benches
+	cargo build --release -p ummunotify-engine --example figures
+	@ROUNDS=$(REPORT_ROUNDS) benches/report.sh $(REPORTS)
 
 # Without a guest: skipped, which isn't failed.
 conformance: release

@@ -29,7 +29,7 @@ static void __attribute__((constructor)) begin(void)
 	/* It brings libucm, which needs its symbols. */
 	void *library = dlopen("libucs.so.0", RTLD_NOW | RTLD_GLOBAL);
 	set_event_handler *set;
-	void *memory;
+	void *volatile memory;
 
 	if (library == NULL || (set = (set_event_handler *)dlsym(library, "ucm_set_event_handler")) == NULL) {
 		fprintf(stderr, "peers/ucx: %s; install libucx0\n", dlerror());

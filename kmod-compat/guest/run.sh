@@ -14,6 +14,7 @@
 #   GUEST_NUMA=1    two memory nodes, of half the memory each
 #   GUEST_DISK=1    an empty ext4 file system on /tmp/disk, on a virtual disk
 #   GUEST_ICOUNT=1  one processor that executes one instruction a nanosecond: CLOCK_MONOTONIC counts them
+#   GUEST_CPU       the processor's model, as QEMU names it
 #   GUEST_APPEND    more for the kernel's command line
 #
 # Exit code: the command's; 77 nothing was run, the reason is said; 70 the guest died or took too long;
@@ -75,6 +76,7 @@ else
 	# A socket each: a node of its own for a processor, where nodes are asked for.
 	qemu+=(-smp "${GUEST_SMP:-2},sockets=${GUEST_SMP:-2},cores=1,threads=1")
 fi
+[ -z "${GUEST_CPU:-}" ] || qemu+=(-cpu "$GUEST_CPU")
 if [ "${GUEST_NUMA:-0}" = 1 ]; then
 	half=$(numfmt --from=iec "${GUEST_MEM:-1G}")
 	half=$((half / 2))

@@ -48,6 +48,31 @@ fn contexts_that_come_and_go_lose_invalidations() {
     run("contexts");
 }
 
+/// The filter's own number: a call that is made in the process isn't trapped.
+#[test]
+fn contexts_that_were_closed_have_all_calls_trapped_for_good() {
+    const CALLS: u32 = 5000;
+    let stage = Stage::new();
+    let client = stage.client(&client("crowd"));
+    let log = stage.work().join("log");
+    stage
+        .program(Mode::Native, Account::Ordinary, stage.binary())
+        .args(["run", "--backend", "emulated", "--trap", INLINE, "--stats", "--log-file"])
+        .arg(&log)
+        .arg("--")
+        .arg(&client)
+        .arg(CALLS.to_string())
+        .run()
+        .assert_success();
+    stage.assert_nothing_left();
+    let said = std::fs::read_to_string(&log).expect("the log was written");
+    let number = said.split_once("the filter trapped ").and_then(|(_, rest)| rest.split(' ').next());
+    let trapped: u32 = number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no number: {said}"));
+    say(&format!("{trapped} of {CALLS} calls were trapped"));
+    // The supervisor that answers trapped calls also learns of the closing, so some are, until it has.
+    assert!(trapped < CALLS / 2, "{trapped} of {CALLS}");
+}
+
 /// What isn't trapped works without a supervisor, and is recorded; what is trapped fails then.
 #[test]
 fn a_call_of_libc_needs_the_supervisor() {

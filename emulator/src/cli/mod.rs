@@ -197,6 +197,7 @@ machine gives a small spread; a wide one says that the figures mean little.
 
   ummunotify bench --json report.json --html report.html
   ummunotify bench --against notify --against inline,notify --work munmap --work hit --rounds 101
+  ummunotify bench --one-processor --work thread --work exec     a supervisor that needs no other processor
 
 Exit code: 0, 1 if something couldn't be measured, 2 for bad use.";
 
@@ -217,6 +218,9 @@ struct BenchArguments {
     /// Regions elsewhere, where that is varied, each by a --regions [default: 0, 64, 1000, 1000000]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
     regions: Vec<u64>,
+    /// Keep everything on one processor, supervisors too
+    #[arg(long)]
+    one_processor: bool,
     /// How often each is measured
     #[arg(long, value_name = "NUMBER", default_value_t = 15, value_parser = rounds)]
     rounds: usize,

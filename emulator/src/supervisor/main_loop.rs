@@ -137,6 +137,8 @@ pub struct MainLoop {
     tracer: Tracer,
     /// When to look again whether closed contexts' counters are still mapped.
     recheck: Option<Instant>,
+    /// Calls that the listener told of.
+    notified: u64,
 }
 
 impl MainLoop {
@@ -164,6 +166,7 @@ impl MainLoop {
             hung_up: false,
             tracer: Tracer::default(),
             recheck: None,
+            notified: 0,
         })
     }
 
@@ -243,6 +246,9 @@ impl MainLoop {
                 self.recheck = None;
                 self.recheck_lingering();
             }
+        }
+        if wants_statistics() {
+            super::log::print(format_args!("supervisor: the filter trapped {} calls", self.notified));
         }
         log::info!("nobody needs this supervisor any more");
         Ok(())
@@ -390,7 +396,7 @@ impl MainLoop {
         if let Some(door) = context.door() {
             let _ = self.shared.epoll.delete(door.as_fd());
         }
-        if std::env::var(ummunotify_abi::config::ENV_STATS).is_ok_and(|v| v == "1") {
+        if wants_statistics() {
             super::log::print(format_args!(
                 "process {}, context {number}: {}{}",
                 space.pid,
@@ -488,7 +494,9 @@ impl MainLoop {
         let shared = Arc::clone(&self.shared);
         let Some(listener) = shared.gate.listener.get() else { return };
         if events.contains(EpollFlags::EPOLLIN) {
-            match listener.receive() {
+            let notification = listener.receive();
+            self.notified += u64::from(matches!(notification, Ok(Some(_))));
+            match notification {
                 // Nobody has the device, and nobody is to get it.
                 Ok(Some(notification))
                     if self.shared.attachment.is_silent()
@@ -849,6 +857,11 @@ fn mapped_counter(shared: &Shared, space: &Space, context: &Context) -> Option<P
             None
         }
     }
+}
+
+/// Whether the environment asks for them.
+fn wants_statistics() -> bool {
+    std::env::var(ummunotify_abi::config::ENV_STATS).is_ok_and(|v| v == "1")
 }
 
 /// The statistics in one line; what made everything invalid is named with its count.

@@ -1,5 +1,6 @@
 //! What is compared: the module, the emulator with a set of layers, and neither.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -113,19 +114,47 @@ impl Contender {
 
     /// The command of a process that works.
     pub fn command(&self, own: &Path) -> Command {
-        let mut command = Command::new(own);
-        let worker = if self.has_device() { "device" } else { "plain" };
-        match self {
-            Self::Native => {}
-            Self::Peer { library, .. } => drop(command.env("LD_PRELOAD", library)),
-            Self::Kmod => drop(command.args(["run", "--backend", "kmod", "--"]).arg(own)),
-            Self::Emulated(layers) => {
-                command.args(["run", "--backend", "emulated", "--trap", &layers.to_string(), "--"]).arg(own);
+        let mut command = match self {
+            Self::Enclosed => {
+                let mut command = self.around(own, LOADER.as_ref());
+                command.arg(own);
+                command
             }
-            Self::Enclosed => drop(command.args(["run", "--backend", "emulated", "--", LOADER]).arg(own)),
-        }
-        command.args(["bench", "--worker", worker]);
+            _ => self.around(own, own.as_os_str()),
+        };
+        command.args(["bench", "--worker", self.word()]);
         command
+    }
+
+    /// That command as it is run by this contender, from start to end.
+    pub fn whole(&self, own: &Path, program: &[&str]) -> Command {
+        let mut command = self.around(own, program[0].as_ref());
+        command.args(&program[1..]).arg(self.word());
+        command
+    }
+
+    /// What a process of it is told of the device.
+    fn word(&self) -> &'static str {
+        if self.has_device() { "device" } else { "plain" }
+    }
+
+    fn around(&self, own: &Path, program: &OsStr) -> Command {
+        let run = |arguments: &[&str]| {
+            let mut command = Command::new(own);
+            command.arg("run").args(arguments).arg("--").arg(program);
+            command
+        };
+        match self {
+            Self::Native => Command::new(program),
+            Self::Peer { library, .. } => {
+                let mut command = Command::new(program);
+                command.env("LD_PRELOAD", library);
+                command
+            }
+            Self::Kmod => run(&["--backend", "kmod"]),
+            Self::Emulated(layers) => run(&["--backend", "emulated", "--trap", &layers.to_string()]),
+            Self::Enclosed => run(&["--backend", "emulated"]),
+        }
     }
 }
 
@@ -141,6 +170,17 @@ mod tests {
         for wrong in ["ucx", "ucx=/no/such/library.so", "=/bin/true", "notify=/bin/true"] {
             assert!(Contender::peer(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_whole_program_is_told_whether_there_is_a_device() {
+        let shown = |name: &str| {
+            format!("{:?}", Contender::named(name).unwrap().whole("/u".as_ref(), &["true", "-x"]))
+                .replace('"', "")
+        };
+        assert_eq!(shown("native"), "true -x plain");
+        assert_eq!(shown("kmod"), "/u run --backend kmod -- true -x device");
+        assert_eq!(shown("notify"), "/u run --backend emulated --trap notify -- true -x device");
     }
 
     #[test]

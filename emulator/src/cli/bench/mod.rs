@@ -5,6 +5,7 @@
 
 mod contender;
 mod page;
+mod raw;
 mod report;
 mod spread;
 mod work;
@@ -13,14 +14,17 @@ mod worker;
 use std::fs;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 
 use self::contender::{Absent, Contender};
 use self::report::{Cell, Line, Report};
 use self::spread::Spread;
-use self::work::{Needs, WORKS, Work};
+use self::work::{Needs, Run, WORKS, Work};
 use self::worker::Worker;
 use super::run::own_path;
 use super::{BenchArguments, BenchWorker, EXIT_USAGE, Failure, complain};
@@ -37,7 +41,7 @@ pub(super) fn main(options: &BenchArguments) -> Result<i32, Failure> {
         worker::serve(kind == BenchWorker::Device)?;
         return Ok(0);
     }
-    let works = works(&options.work)?;
+    let (works, mut lacking) = works(&options.work)?;
     let regions = if options.regions.is_empty() { REGIONS.to_vec() } else { ascending(&options.regions) };
     let (mut contenders, absent) = contenders(&options.against)?;
     for peer in &options.peer {
@@ -48,8 +52,10 @@ pub(super) fn main(options: &BenchArguments) -> Result<i32, Failure> {
         fs::write(path, "")
             .with_context(|| format!("{}: can't be written; choose another file", path.display()))?;
     }
+    let processor = options.one_processor.then(stay).transpose().context("--one-processor")?;
     let names = contenders.iter().map(Contender::name).collect();
-    let mut report = Report::new(options.rounds, names, absent);
+    lacking.extend(absent);
+    let mut report = Report::new(options.rounds, processor, names, lacking);
     for line in report.preface() {
         say(&line)?;
     }
@@ -74,9 +80,25 @@ fn save(path: &Path, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn works(names: &[String]) -> Result<Vec<&'static Work>, Failure> {
+/// Stays on one processor from now on, with all that is started.
+fn stay() -> nix::Result<usize> {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this)?;
+    let last = (0..CpuSet::count()).rev().find(|n| allowed.is_set(*n).unwrap_or(false)).unwrap_or(0);
+    let mut one = CpuSet::new();
+    one.set(last)?;
+    sched_setaffinity(this, &one)?;
+    Ok(last)
+}
+
+/// Those that can be measured, and the others. One that was asked for by name must be measured.
+fn works(names: &[String]) -> Result<(Vec<&'static Work>, Vec<Absent>), Failure> {
     if names.is_empty() {
-        return Ok(WORKS.iter().collect());
+        let (there, absent): (Vec<_>, Vec<_>) = WORKS.iter().partition(|work| work.obstacle().is_none());
+        let absent = absent
+            .into_iter()
+            .filter_map(|work: &Work| Some(Absent { name: work.name.to_owned(), reason: work.obstacle()? }));
+        return Ok((there, absent.collect()));
     }
     let find = |name: &String| {
         work::find(name).ok_or_else(|| {
@@ -84,7 +106,11 @@ fn works(names: &[String]) -> Result<Vec<&'static Work>, Failure> {
             Failure::new(EXIT_USAGE, format!("--work: there is {}; not `{name}`", all.join(", ")))
         })
     };
-    names.iter().map(find).collect()
+    let works = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+    match works.iter().find_map(|work| Some((work.name, work.obstacle()?))) {
+        Some((name, reason)) => Err(Failure::new(1, format!("{name} can't be measured: {reason}"))),
+        None => Ok((works, Vec::new())),
+    }
 }
 
 fn ascending(counts: &[u64]) -> Vec<u64> {
@@ -149,7 +175,7 @@ fn compare(
             filled = count;
         }
         progress(&format!("{} of {}: {}", n + 1, plan.len(), work.what));
-        let line = measure(report.rounds, work, *count, &mut workers)?;
+        let line = measure(report.rounds, work, *count, &mut workers, &own)?;
         progress("");
         line.print(&mut io::stdout().lock())?;
         report.lines.push(line);
@@ -171,9 +197,11 @@ fn measure(
     work: &'static Work,
     regions: Option<u64>,
     workers: &mut [(&Contender, Worker)],
+    own: &Path,
 ) -> anyhow::Result<Line> {
+    let is_whole = matches!(work.run, Run::Whole(_));
     let takes_part = |contender: &Contender| match contender {
-        Contender::Enclosed => regions.is_none() && work.needs == Needs::Nothing,
+        Contender::Enclosed => regions.is_none() && work.needs == Needs::Nothing && !is_whole,
         contender => contender.has_device() || work.needs == Needs::Nothing,
     };
     let mut workers: Vec<_> = workers.iter_mut().filter(|(contender, _)| takes_part(contender)).collect();
@@ -182,7 +210,11 @@ fn measure(
         // Nobody is always the one behind the same other.
         for turn in 0..workers.len() {
             let n = (turn + round) % workers.len();
-            times[n].push(workers[n].1.measure(work)?);
+            let (contender, worker) = &mut workers[n];
+            times[n].push(match work.run {
+                Run::Batch(_) => worker.measure(work)?,
+                Run::Whole(program) => whole(contender.whole(own, program), work.batch)?,
+            });
         }
         std::thread::sleep(PAUSE);
     }
@@ -193,9 +225,23 @@ fn measure(
         let ratios =
             native.as_ref().map(|native| times.iter().zip(native).map(|(ours, theirs)| ours / theirs));
         let ratio = ratios.and_then(|ratios| Spread::of(ratios.collect()));
-        if let Some(time) = Spread::of(times) {
-            cells.push(Cell { contender: contender.name(), time, ratio });
+        let extras =
+            native.as_ref().map(|native| times.iter().zip(native).map(|(ours, theirs)| ours - theirs));
+        let extra = extras.and_then(|extras| Spread::of(extras.collect()));
+        if let Some(time) = Spread::of(times.clone()) {
+            cells.push(Cell { contender: contender.name(), time, ratio, extra, times });
         }
     }
     Ok(Line { work: work.name, what: work.what, regions, cells })
+}
+
+/// Nanoseconds that a command takes from its start to its end.
+fn whole(mut command: Command, batch: u32) -> anyhow::Result<f64> {
+    let start = Instant::now();
+    for _ in 0..batch {
+        let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
+        let status = status.with_context(|| format!("{command:?}"))?;
+        anyhow::ensure!(status.success(), "{command:?} failed: {status}");
+    }
+    Ok(start.elapsed().as_nanos() as f64 / f64::from(batch))
 }

@@ -89,7 +89,7 @@ fn plot(page: &mut String, line: &Line, contenders: &[String]) {
 
 fn table(page: &mut String, cells: &[Cell]) {
     page.push_str("<table><tr><th></th><th>median</th><th>quartiles</th><th>least</th><th>most</th><th>ratio</th></tr>\n");
-    for Cell { contender, time: t, ratio } in cells {
+    for Cell { contender, time: t, ratio, .. } in cells {
         let ratio = ratio.filter(|_| contender != "native").map_or_else(String::new, |ratio| {
             format!("{:.2} ({:.2} to {:.2})", ratio.median, ratio.lower, ratio.upper)
         });
@@ -131,11 +131,13 @@ mod tests {
     #[test]
     fn the_page_stands_alone_and_shows_each_figure() {
         let absent = Absent { name: "kmod".into(), reason: "<script>alert(1)</script>".into() };
-        let mut report = Report::new(3, vec!["native".into(), "notify".into()], vec![absent]);
+        let mut report = Report::new(3, None, vec!["native".into(), "notify".into()], vec![absent]);
         let cell = |contender: &str, times: [f64; 3]| Cell {
             contender: contender.into(),
             time: Spread::of(times.to_vec()).unwrap(),
             ratio: Spread::of(times.map(|t| t / 900.0).to_vec()),
+            extra: Spread::of(times.map(|t| t - 900.0).to_vec()),
+            times: times.to_vec(),
         };
         let cells = vec![cell("native", [800.0, 900.0, 1000.0]), cell("notify", [2e4, 3e4, 4e4])];
         report.lines.push(Line { work: "munmap", what: "munmap", regions: None, cells });

@@ -18,11 +18,13 @@ pub struct Report {
     pub began: u64,
     /// The machine.
     pub machine: Machine,
+    /// The only processor that everything was on, supervisors too; `None` where the kernel chose.
+    pub processor: Option<usize>,
     /// Rounds; in each, every contender had its turn.
     pub rounds: usize,
     /// Names of what was compared.
     pub contenders: Vec<String>,
-    /// What wasn't, and why.
+    /// What wasn't, contenders and works, and why.
     pub absent: Vec<Absent>,
     /// A line for each work and number of regions.
     pub lines: Vec<Line>,
@@ -63,6 +65,10 @@ pub struct Cell {
     pub time: Spread,
     /// The same as a multiple of native's in the same round; `None` where native doesn't do it.
     pub ratio: Option<Spread>,
+    /// Nanoseconds beyond native's in the same round; `None` where native doesn't do it.
+    pub extra: Option<Spread>,
+    /// Nanoseconds of each round, in their order.
+    pub times: Vec<f64>,
 }
 
 impl Machine {
@@ -84,10 +90,16 @@ impl Machine {
 
 impl Report {
     /// An empty one that begins now.
-    pub fn new(rounds: usize, contenders: Vec<String>, absent: Vec<Absent>) -> Self {
+    pub fn new(
+        rounds: usize,
+        processor: Option<usize>,
+        contenders: Vec<String>,
+        absent: Vec<Absent>,
+    ) -> Self {
         let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let version = env!("CARGO_PKG_VERSION");
-        Self { version, began, machine: Machine::here(), rounds, contenders, absent, lines: Vec::new() }
+        let machine = Machine::here();
+        Self { version, began, machine, processor, rounds, contenders, absent, lines: Vec::new() }
     }
 
     /// What a reader must know of the figures, line by line.
@@ -101,6 +113,9 @@ impl Report {
                 self.rounds
             ),
         ];
+        if let Some(processor) = self.processor {
+            lines.push(format!("everything on processor {processor}"));
+        }
         lines.extend(
             self.absent.iter().map(|absent| format!("not compared: {}: {}", absent.name, absent.reason)),
         );
@@ -120,7 +135,7 @@ impl Line {
     /// Prints it as a block of a table.
     pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "{:<11} {}", self.work, self.title())?;
-        for Cell { contender, time, ratio } in &self.cells {
+        for Cell { contender, time, ratio, .. } in &self.cells {
             let quartiles = format!("({:.1} to {:.1})", time.lower, time.upper);
             write!(out, "    {contender:<14} {:>11.1} {quartiles:<24}", time.median)?;
             match ratio {
@@ -171,15 +186,22 @@ mod tests {
     #[test]
     fn a_report_is_valid_json_and_says_what_it_lacks() {
         let absent = Absent { name: "kmod".into(), reason: "open \"/dev/ummunotify\": ENOENT".into() };
-        let mut report = Report::new(3, vec!["native".into()], vec![absent]);
+        let mut report = Report::new(3, Some(1), vec!["native".into()], vec![absent]);
         let time = Spread::of(vec![1.0, 2.0, 3.0]).unwrap();
-        let cell = Cell { contender: "native".into(), time, ratio: Some(time) };
+        let cell = Cell {
+            contender: "native".into(),
+            time,
+            ratio: Some(time),
+            extra: None,
+            times: vec![1.0, 2.0, 3.0],
+        };
         report.lines.push(Line { work: "munmap", what: "munmap", regions: Some(64), cells: vec![cell] });
         let text = serde_json::to_string(&report).unwrap();
         let back: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(back["lines"][0]["cells"][0]["time"]["median"], 2.0);
         assert_eq!(back["absent"][0]["name"], "kmod");
         assert!(report.preface().iter().any(|line| line.starts_with("not compared: kmod: ")));
+        assert!(report.preface().iter().any(|line| line == "everything on processor 1"));
         let mut shown = Vec::new();
         report.lines[0].print(&mut shown).unwrap();
         let shown = String::from_utf8(shown).unwrap();

@@ -1,9 +1,12 @@
 //! The processes that work, and how they are asked: one line each way.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead as _, BufReader};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use nix::sys::socket::{MsgFlags, send};
 use ummunotify::client::Notifier;
 
 use super::work::{self, Bench, Work};
@@ -12,7 +15,7 @@ use super::work::{self, Bench, Work};
 #[derive(Debug)]
 pub struct Worker {
     child: Child,
-    ask: Option<ChildStdin>,
+    ask: Option<UnixStream>,
     answers: BufReader<ChildStdout>,
 }
 
@@ -22,14 +25,16 @@ impl Worker {
     /// # Errors
     /// It couldn't be started, or ended: it has said on standard error why.
     pub fn start(mut command: Command) -> Result<Self> {
+        let (ask, theirs) = UnixStream::pair().context("a socket to a process that works")?;
         let mut child = command
-            .stdin(Stdio::piped())
+            .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("{}: can't be started", command.get_program().display()))?;
-        let ask = child.stdin.take();
+        // The command keeps its end of the socket.
+        drop(command);
         let answers = BufReader::new(child.stdout.take().context("no pipe from the process that works")?);
-        let mut worker = Self { child, ask, answers };
+        let mut worker = Self { child, ask: Some(ask), answers };
         worker.ask("0")?;
         Ok(worker)
     }
@@ -45,10 +50,10 @@ impl Worker {
     }
 
     fn ask(&mut self, question: &str) -> Result<String> {
-        let pipe = self.ask.as_mut().context("it was told to end")?;
+        let socket = self.ask.as_ref().context("it was told to end")?;
         let mut line = String::new();
-        // A process that has ended doesn't read: what it answered, nothing, tells.
-        let _ = writeln!(pipe, "{question}");
+        // A process that has ended doesn't read, and no signal is to tell us: what it answered, nothing, does.
+        let _ = send(socket.as_raw_fd(), format!("{question}\n").as_bytes(), MsgFlags::MSG_NOSIGNAL);
         self.answers.read_line(&mut line)?;
         ensure!(!line.is_empty(), "the process that works ended at `{question}`: {}", self.child.wait()?);
         Ok(line)
@@ -65,13 +70,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It ends by itself when its pipe does.
+        // It ends by itself when its socket does.
         drop(self.ask.take());
         let _ = self.child.wait();
     }
 }
 
-/// Is such a process: answers until the pipe ends. A number asks for that many regions elsewhere.
+/// Is such a process: answers until the questions end. A number asks for that many regions elsewhere.
 pub fn serve(with_device: bool) -> Result<()> {
     let notifier = if with_device {
         Some(Notifier::open_nonblocking().context("/dev/ummunotify can't be opened")?)
@@ -86,7 +91,8 @@ pub fn serve(with_device: bool) -> Result<()> {
             println!("filled");
         } else {
             let work = work::find(&line).with_context(|| format!("no work is called `{line}`"))?;
-            println!("{}", bench.measure(work));
+            let time = bench.measure(work).with_context(|| format!("{line} isn't done here"))?;
+            println!("{time}");
         }
     }
     Ok(())
