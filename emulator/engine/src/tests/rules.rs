@@ -478,3 +478,33 @@ fn a_read_with_room_left_ends_with_last_whatever_is_hit_meanwhile() {
     }
     assert!(steps > 5 && grown > 0, "{steps} steps, {grown} of them early enough");
 }
+
+#[test]
+fn what_was_mapped_is_known_to_be_until_something_hits_it() {
+    let (_memory, engine) = context(&[pages(10, 20)]);
+    engine.register_mapped(&ME, pages(30, 40), 2).unwrap();
+    let known = |from, to| engine.is_known_mapped(pages(from, to));
+    assert!(known(30, 31) && known(5, 31) && known(39, 50));
+    assert!(!known(10, 20) && !known(20, 30) && !known(40, 50), "nobody said so");
+    engine.record(pages(39, 41));
+    assert!(!known(30, 31), "it may be gone");
+    let _ = read(&engine, 128);
+    assert!(!known(30, 31), "still");
+    engine.unregister(&ME, 2).unwrap();
+    engine.register_mapped(&ME, pages(30, 40), 2).unwrap();
+    assert!(known(30, 31));
+    // The note isn't taken for the next region's, nor for a hint.
+    for cookie in 3..9000 {
+        engine.unregister(&ME, cookie - 1).unwrap();
+        engine.register(&ME, pages(30, 40), cookie).unwrap();
+        assert!(!known(30, 31), "cookie {cookie}");
+    }
+    engine.unregister(&ME, 8999).unwrap();
+    engine.register_mapped(&ME, pages(30, 40), 2).unwrap();
+    engine.record(pages(35, 36));
+    assert_eq!(read(&engine, 128).unwrap()[0], hinted(2, pages(35, 36)));
+    engine.register_mapped(&ME, pages(50, 60), 3).unwrap();
+    engine.invalidate_all(Reason::Requested);
+    let _ = read(&engine, 128);
+    assert!(!known(50, 51));
+}
