@@ -71,13 +71,15 @@ pub fn is_abandoned(fd: c_int) -> bool {
     ready == 1 && poll.revents & libc::POLLHUP != 0
 }
 
-/// Segments and bytes of the buffer that [`take`] reads into, over and over.
-const SEGMENTS: usize = 64;
-const SEGMENT: usize = 1024;
+/// Takes that many bytes out.
+fn take(fd: c_int, count: usize) {
+    const FEW: usize = 64;
+    if count <= FEW { take_into::<1, FEW>(fd, count) } else { take_into::<64, 1024>(fd, count) }
+}
 
-/// Takes that many bytes out. Another reader of the pipe, in a process that doesn't know the device, could have
-/// been faster: nothing here may wait.
-fn take(fd: c_int, mut count: usize) {
+/// The same by a buffer of `SEGMENT` bytes that `SEGMENTS` parts of a read go into, one over the other. Another reader of
+/// the pipe, in a process that doesn't know the device, could have been faster: nothing here may wait.
+fn take_into<const SEGMENTS: usize, const SEGMENT: usize>(fd: c_int, mut count: usize) {
     let mut buffer = [0u8; SEGMENT];
     let mut parts = [libc::iovec { iov_base: (&raw mut buffer).cast(), iov_len: 0 }; SEGMENTS];
     while count > 0 {

@@ -111,7 +111,15 @@ fn register(ticket: &Ticket, fd: c_int, region: &Register) -> Result<(), c_int> 
     let range = PageRange::new(region.start, region.end);
     change(ticket, fd, Op::Register, args, |engine| {
         engine.mark_used();
-        engine.register(&ClientHost::new(), range, region.cookie).map_err(|error| match error {
+        // The look at what is mapped is due at the first hit, in the midst of a munmap, if it isn't taken here.
+        let mapped = engine.opener_records() && !range.is_empty() && sys::is_mapped(range);
+        let host = ClientHost::new();
+        let done = if mapped {
+            engine.register_mapped(&host, range, region.cookie)
+        } else {
+            engine.register(&host, range, region.cookie)
+        };
+        done.map_err(|error| match error {
             RegisterError::CookieInUse => Refusal::Errno(libc::EINVAL),
             RegisterError::NoMemory => Refusal::Errno(libc::ENOMEM),
             RegisterError::Broken => Refusal::Errno(libc::EIO),

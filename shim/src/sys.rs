@@ -7,6 +7,9 @@ use core::arch::asm;
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::MaybeUninit;
 
+use ummunotify_abi::PageRange;
+use ummunotify_abi::range::PAGE_SIZE;
+
 /// A system call with six arguments.
 ///
 /// # Safety
@@ -128,6 +131,17 @@ pub unsafe fn munmap(address: usize, len: usize) -> isize {
 pub fn madvise(address: usize, len: usize, advice: c_int) -> isize {
     // SAFETY: the callers pass DONTFORK, DONTDUMP and WIPEONFORK on mappings of their own.
     unsafe { call(libc::SYS_madvise, address, len, advice as usize, 0, 0, 0) }
+}
+
+/// True if every page that the range touches is mapped. MS_ASYNC has nothing to do but to look, and touches no page
+/// (msync(2): ENOMEM for memory that isn't mapped); where it can't be had nothing is known.
+pub fn is_mapped(range: PageRange) -> bool {
+    let start = range.start & !(PAGE_SIZE - 1);
+    let len = range.end.saturating_sub(start);
+    // SAFETY: no memory is read or written.
+    let result =
+        unsafe { call(libc::SYS_msync, start as usize, len as usize, libc::MS_ASYNC as usize, 0, 0, 0) };
+    result == 0
 }
 
 /// How many descriptors this process may have.

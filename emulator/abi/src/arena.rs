@@ -193,7 +193,7 @@ pub struct Slot {
     pub epoch: AtomicU64,
     /// First page of the hint (52 bits) and low bits of the stamp (12 bits).
     pub hint_start: AtomicU64,
-    /// Page after the hint, likewise.
+    /// Page after the hint, likewise. Until the first hit: whether the region was mapped when it was registered.
     pub hint_end: AtomicU64,
 }
 

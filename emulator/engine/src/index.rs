@@ -207,6 +207,25 @@ impl<'a> Index<'a> {
         self.bank.span_end.store(end, Relaxed);
     }
 
+    /// The same after `entry` has come, to others or as the first.
+    fn widen_span(&self, entry: Entry, first: bool) {
+        if first || entry.key.start < self.bank.span_start.load(Relaxed) {
+            self.bank.span_start.store(entry.key.start, Relaxed);
+        }
+        if first || entry.end > self.bank.span_end.load(Relaxed) {
+            self.bank.span_end.store(entry.end, Relaxed);
+        }
+    }
+
+    /// The same after `entry` has gone; `root` isn't empty.
+    fn narrow_span(&self, entry: Entry, root: &Node) {
+        let bounds = entry.key.start <= self.bank.span_start.load(Relaxed)
+            || entry.end >= self.bank.span_end.load(Relaxed);
+        if bounds {
+            self.span(Some(root));
+        }
+    }
+
     /// Splits the full child `i` of a node that isn't full.
     fn split(&self, parent: &Node, i: usize) -> Result<(), IndexError> {
         let left = self.node(id(parent, i))?;
@@ -231,6 +250,7 @@ impl<'a> Index<'a> {
             self.bank.root.store(at, Relaxed);
         }
         let root = self.node(at)?;
+        let first = count(root) == 0;
         if count(root) == FANOUT {
             let level = Self::level(root).wrapping_add(1);
             if level as usize >= MAX_DEPTH {
@@ -285,7 +305,7 @@ impl<'a> Index<'a> {
                 set_key(node, i, entry.key);
             }
         }
-        self.span(Some(self.node(self.bank.root.load(Relaxed))?));
+        self.widen_span(entry, first);
         Ok(())
     }
 
@@ -366,10 +386,16 @@ impl<'a> Index<'a> {
             node = child;
         }
         let found = (0..count(node)).find(|&i| key(node, i) == place && id(node, i) == slot);
-        take(node, found.ok_or(IndexError::Corrupt)?);
+        let found = found.ok_or(IndexError::Corrupt)?;
+        let gone = get(node, found);
+        take(node, found);
         step();
         for &(n, i) in path.iter().take(depth).rev() {
             let node = self.node(n)?;
+            if end(node, i) > gone.end {
+                // It is another entry's, here and further up.
+                break;
+            }
             let child = self.node(id(node, i))?;
             node.ends[i % FANOUT].store(max_end(child), Relaxed);
         }
@@ -379,7 +405,7 @@ impl<'a> Index<'a> {
             let root = self.node(number)?;
             let (n, level) = (count(root), Self::level(root));
             if n > 1 || n == 1 && level == 0 {
-                self.span(Some(root));
+                self.narrow_span(gone, root);
                 return Ok(());
             }
             let below = if n == 1 { id(root, 0) } else { 0 };

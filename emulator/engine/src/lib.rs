@@ -86,7 +86,17 @@ impl Engine {
 
     /// REGISTER_REGION: an invalidation that starts after the return is reported.
     pub fn register(&self, host: &impl Host, region: PageRange, cookie: u64) -> Result<(), RegisterError> {
-        registry::register(&self.arena, host, region, cookie)
+        registry::register(&self.arena, host, region, cookie, false)
+    }
+
+    /// As [`Engine::register`], of a region each page of which is mapped: see [`Engine::is_known_mapped`].
+    pub fn register_mapped(
+        &self,
+        host: &impl Host,
+        region: PageRange,
+        cookie: u64,
+    ) -> Result<(), RegisterError> {
+        registry::register(&self.arena, host, region, cookie, true)
     }
 
     /// UNREGISTER_REGION: after the return nothing of the region is reported. Returns where it was.
@@ -145,6 +155,12 @@ impl Engine {
     #[inline]
     pub fn record(&self, range: PageRange) -> Recorded {
         record::sweep(&self.arena, range, When::Before)
+    }
+
+    /// True if something is surely mapped in `range`, for a region lies there that was
+    /// [registered so](Engine::register_mapped) and that nothing has hit since.
+    pub fn is_known_mapped(&self, range: PageRange) -> bool {
+        record::is_known_mapped(&self.arena, range)
     }
 
     /// As [`Engine::may_hit`], of the regions alone that were registered before `begin`.

@@ -80,6 +80,11 @@ pub(crate) fn is_pending(arena: &Arena) -> bool {
     (0..=level(arena)).any(|level| pending(arena, level) != 0)
 }
 
+/// How many tickets of all rings weren't consumed.
+pub(crate) fn length(arena: &Arena) -> u64 {
+    (0..=level(arena)).fold(0, |sum, level| sum.saturating_add(pending(arena, level)))
+}
+
 /// Makes sure that the present ring suits so many regions: room for one entry each, half as many stale ones,
 /// and 512 more.
 pub(crate) fn grow(arena: &Arena, regions: u32) {

@@ -17,6 +17,9 @@ use crate::record::{await_announced, everything, outstanding, settle_everything}
 use crate::statistics::{Count, Reason, count};
 use crate::word::{State, Word, read_hint};
 
+/// Places for records in the usual read.
+const FEW: usize = 8;
+
 /// How often "everything" is settled in one read before it goes on without LAST.
 const SETTLES: usize = 4;
 
@@ -61,11 +64,11 @@ pub(crate) fn read<P: Port>(
         let result = if host.is_client() && elsewhere::is_set(arena, ELSEWHERE_KMOD) {
             Err(Stopped::Failed(ReadError::Elsewhere))
         } else {
-            read_locked(engine, &guard, room.min(MAX_RECORDS), patient, port, ending)
+            read_queued(engine, &guard, room.min(MAX_RECORDS), patient, port, ending)
         };
         release(arena, host, guard);
         match result {
-            Err(Stopped::Announced) => {}
+            Err(Stopped::Announced | Stopped::Many) => {}
             Err(Stopped::Failed(error)) => return Err(error),
             Ok(n) => return Ok(n),
         }
@@ -73,15 +76,36 @@ pub(crate) fn read<P: Port>(
     Err(ReadError::Broken)
 }
 
+/// Reads with as much room as what is queued needs: making room takes longer than to read a few records.
+fn read_queued<P: Port>(
+    engine: &Engine,
+    guard: &Guard,
+    room: usize,
+    patient: bool,
+    port: &mut P,
+    ending: Ending,
+) -> Result<usize, Stopped<P::Error>> {
+    if room <= FEW || queue::length(engine.arena()) < FEW as u64 {
+        match read_locked::<FEW, P>(engine, guard, room, patient, port, ending) {
+            Err(Stopped::Many) => {}
+            result => return result,
+        }
+    }
+    read_locked::<MAX_RECORDS, P>(engine, guard, room, patient, port, ending)
+}
+
 /// Why a read under the lock came to no result.
 enum Stopped<E> {
+    /// Meanwhile more was queued than there are places for.
+    Many,
     /// There is nothing to report but a counter whose last move isn't explained yet.
     Announced,
     /// It failed.
     Failed(ReadError<E>),
 }
 
-fn read_locked<P: Port>(
+/// With places for `N` records, however much room there is.
+fn read_locked<const N: usize, P: Port>(
     engine: &Engine,
     guard: &Guard,
     room: usize,
@@ -134,13 +158,13 @@ fn read_locked<P: Port>(
         return Err(Stopped::Failed(ReadError::NotReadable));
     }
 
-    let mut records = [Event::default(); MAX_RECORDS];
-    let mut taken = [Taken { slot: 0, word: Word(0), epoch: 0 }; MAX_RECORDS];
+    let mut records = [Event::default(); N];
+    let mut taken = [Taken { slot: 0, word: Word(0), epoch: 0 }; N];
     let mut n = 0;
     // An operation that began with an earlier epoch than this hits the regions again when it ends. It becomes
     // the epoch after the last region is taken: who begins with it finds them taken.
     let epoch = header.epoch.load(Relaxed).wrapping_add(1);
-    while n < room {
+    while n < room.min(N) {
         let Some((number, _)) = cursor.next(arena) else { break };
         let Some(slot) = arena.slot(number) else { continue };
         let before = slot.epoch.load(Relaxed);
@@ -158,6 +182,10 @@ fn read_locked<P: Port>(
     let regions = n;
     if n > 0 {
         header.epoch.store(epoch, Release);
+    }
+    if n == N && n < room {
+        put_all_back(arena, taken.get(..regions).unwrap_or(&[]));
+        return Err(Stopped::Many);
     }
     if n < room {
         match last {
@@ -185,9 +213,7 @@ fn read_locked<P: Port>(
 
     let taken = taken.get(..regions).unwrap_or(&[]);
     if let Err(error) = port.deliver(records.get(..n).unwrap_or(&[])) {
-        for note in taken {
-            put_back(arena, note);
-        }
+        put_all_back(arena, taken);
         return Err(Stopped::Failed(ReadError::Port(error)));
     }
     step();
@@ -232,6 +258,13 @@ fn take(slot: &Slot) -> Option<(Word, Event)> {
         }
     }
     None
+}
+
+/// The records weren't delivered.
+fn put_all_back(arena: &Arena, taken: &[Taken]) {
+    for note in taken {
+        put_back(arena, note);
+    }
 }
 
 /// The record wasn't delivered: all as before, but for a hit that came meanwhile.

@@ -16,7 +16,7 @@ use crate::index::Key;
 use crate::lookup::{Chunk, Found, Unknown, collect, exists, misses};
 use crate::queue;
 use crate::statistics::{Count, Reason, count, count_everything};
-use crate::word::{State, Word, write_hint};
+use crate::word::{self, State, Word, write_hint};
 
 /// Turns of the loop around one region's state, which moves by others' hits (three times a queueing) and reads.
 const TRIES: usize = 64;
@@ -315,6 +315,19 @@ pub(crate) fn may_hit(arena: &Arena, range: PageRange) -> bool {
         return false;
     }
     exists(arena, range).unwrap_or(true)
+}
+
+/// See [`Engine::is_known_mapped`](crate::Engine::is_known_mapped).
+pub(crate) fn is_known_mapped(arena: &Arena, range: PageRange) -> bool {
+    let mut chunk = Chunk::<FEW>::new();
+    let known = |found: &Found| {
+        arena.slot(found.slot).is_some_and(|slot| {
+            let word = Word::load(slot);
+            // As in `hit`: then the word is that of the registration that was found.
+            slot.seq.load(Acquire) == found.key.seq && word::is_known_mapped(slot, word)
+        })
+    };
+    collect(arena, Some(range), None, &mut chunk).is_ok() && chunk.found().iter().any(known)
 }
 
 /// The same of regions alone that were registered before `begin`.

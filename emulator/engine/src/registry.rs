@@ -17,7 +17,7 @@ use crate::queue;
 use crate::record::{everything, settle_everything};
 use crate::repair::repair;
 use crate::statistics::{Count, Reason, count};
-use crate::word::{State, Word};
+use crate::word::{State, Word, note_mapped};
 
 /// Why a change of the registry failed.
 enum Fault {
@@ -106,6 +106,7 @@ pub(crate) fn register(
     host: &impl Host,
     region: PageRange,
     cookie: u64,
+    mapped: bool,
 ) -> Result<(), RegisterError> {
     arena.header().used.store(1, Relaxed);
     let done = locked(arena, host, |guard, again| {
@@ -141,6 +142,7 @@ pub(crate) fn register(
         slot.seq.store(epoch, Relaxed);
         step();
         let word = Word::load(slot);
+        note_mapped(slot, word.next(State::Idle), mapped);
         if word.state() != State::Free || !word.swap(slot, word.next(State::Idle)) {
             return Err(Fault::Corrupt);
         }

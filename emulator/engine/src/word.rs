@@ -115,6 +115,23 @@ pub(crate) fn write_hint(slot: &Slot, region: PageRange, range: PageRange, stamp
     put(&slot.hint_start, start) && put(&slot.hint_end, end)
 }
 
+/// This page number stands where a hint would: "each page is mapped", for as long as the stamp stays the same. No hint
+/// ends there: nothing that a program can unmap lies so high.
+const MAPPED: u64 = OWN - 1;
+
+/// Notes at a registration, whose word will be `word`, whether each page of the region is known to be mapped. The first
+/// hit takes the note back by moving the stamp.
+pub(crate) fn note_mapped(slot: &Slot, word: Word, mapped: bool) {
+    let note = if mapped { MAPPED << TAG_BITS | word.stamp() & TAG_MASK } else { 0 };
+    slot.hint_end.store(note, Relaxed);
+}
+
+/// True if each page of the region was mapped when it was registered, and nothing has hit it since.
+pub(crate) fn is_known_mapped(slot: &Slot, word: Word) -> bool {
+    let note = MAPPED << TAG_BITS | word.stamp() & TAG_MASK;
+    word.state() == State::Idle && slot.hint_end.load(Acquire) == note
+}
+
 /// The hint that was written with `stamp`, cut to the region.
 pub(crate) fn read_hint(slot: &Slot, region: PageRange, stamp: u64) -> Option<PageRange> {
     let (start, end) = (slot.hint_start.load(Acquire), slot.hint_end.load(Acquire));

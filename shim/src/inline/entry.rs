@@ -57,13 +57,11 @@ pub unsafe fn call(number: i64, args: [usize; 6]) -> isize {
 }
 
 global_asm!(
-    // Makes room for the vector registers below the frame and saves them there. XRSTOR wants a header of zeroes
-    // where XSAVE writes nothing.
+    // Makes room for the vector registers below the frame and saves them there, those that are in use. XRSTOR wants a
+    // header of zeroes where XSAVEC writes nothing.
     ".macro ummunotify_save_vectors",
     "lea rsp, [rsp - {vectors}]",
     "xor eax, eax",
-    "mov [rsp + 512], rax",
-    "mov [rsp + 520], rax",
     "mov [rsp + 528], rax",
     "mov [rsp + 536], rax",
     "mov [rsp + 544], rax",
@@ -72,7 +70,7 @@ global_asm!(
     "mov [rsp + 568], rax",
     "mov eax, {components}",
     "xor edx, edx",
-    "xsave64 [rsp]",
+    "xsavec64 [rsp]",
     ".endm",
     ".macro ummunotify_restore_vectors",
     "mov eax, {components}",

@@ -89,13 +89,14 @@ const COMPONENTS: u64 = 0xe7;
 /// Bytes that they take at most; a multiple of 64.
 const VECTORS: usize = 2752;
 
-/// Whether XSAVE puts those components into the room that there is, and LAHF exists.
+/// Whether XSAVEC puts those components into the room that there is, and LAHF exists.
 fn cpu_fits() -> bool {
     const XSAVE_ENABLED: u32 = 1 << 27;
     const LAHF: u32 = 1;
+    const XSAVEC: u32 = 1 << 1;
     let features = __cpuid_count(1, 0).ecx;
     let more = __cpuid_count(0x8000_0001, 0).ecx;
-    if features & XSAVE_ENABLED == 0 || more & LAHF == 0 {
+    if features & XSAVE_ENABLED == 0 || more & LAHF == 0 || __cpuid_count(0xd, 1).eax & XSAVEC == 0 {
         return false;
     }
     let (low, high): (u32, u32);

@@ -27,7 +27,7 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
     let ours = frame.number as u32 == nr::MUNMAP
         && list.records_munmap()
         && known.clone().all(|(_, engine)| engine.opener_records())
-        && is_mapped(range);
+        && (known.clone().any(|(_, engine)| engine.is_known_mapped(range)) || sys::is_mapped(range));
     let silent = ours && known.clone().all(|(_, engine)| !engine.wants_bell());
     if !silent {
         // Whoever is woken for the hit must find the call at its end: a handler of ours that reads the event would
@@ -52,24 +52,6 @@ fn block(frame: &mut Frame) {
         frame.mask = sys::block_signals();
         frame.blocked = 1;
     }
-}
-
-/// True if every page of the range is mapped, so that munmap surely invalidates it. MS_ASYNC has nothing to do
-/// but to look (msync(2): ENOMEM for memory that isn't mapped); where it can't be had the trap finds out.
-fn is_mapped(range: PageRange) -> bool {
-    // SAFETY: no memory is read or written.
-    let result = unsafe {
-        sys::call(
-            libc::SYS_msync,
-            range.start as usize,
-            range.len() as usize,
-            libc::MS_ASYNC as usize,
-            0,
-            0,
-            0,
-        )
-    };
-    result == 0
 }
 
 /// Hits what was registered or dequeued while the call ran, and has the bytes written that are due.

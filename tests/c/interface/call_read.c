@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 /* The entry points of _FORTIFY_SOURCE, called as the compiler would. */
@@ -196,6 +197,84 @@ TEST(call_read_order_while_more_comes)
     READS("the_rest", fd, 4096, HINTED(4, a + 4 * PAGE, a + 5 * PAGE), HINTED(5, a + 5 * PAGE, a + 6 * PAGE),
           HINTED(0, a, a + PAGE), HINTED(1, a + PAGE, a + 2 * PAGE), HINTED(2, a + 2 * PAGE, a + 3 * PAGE),
           HINTED(3, a + 3 * PAGE, a + 4 * PAGE), LAST(2));
+}
+
+/* Reads 2 INVALs and LAST into a buffer so many bytes before the end of the stack that this runs on. */
+static char *stack_end;
+static bool beyond_is_there, beyond_is_writable;
+
+static void reads_near_the_end(void)
+{
+    static const struct {
+        const char *name;
+        int before;
+    } places[] = {
+        {"all", 3 * RECORD},           {"but_a_byte", 3 * RECORD - 1}, {"but_a_word", 3 * RECORD - 8},
+        {"but_a_record", 2 * RECORD},  {"a_record", RECORD},           {"nine_bytes", 9},
+        {"eight_bytes", 8},            {"a_byte", 1},                  {"nothing", 0},
+        {"one_beyond", -1},            {"a_record_beyond", -RECORD},   {"above_other_frames", 5 * PAGE + 3},
+        {"far_above_in_two_pages", 4 * PAGE + 40},
+    };
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        char *a, *buffer = stack_end - places[i].before;
+        variant(places[i].name);
+        int fd = hit_context(&a, 2);
+        struct ummunotify_event want[3];
+        page_records(want, a, 0, 2, 1);
+        if (places[i].before >= 3 * RECORD || beyond_is_writable) {
+            got_records("read", buffer, read(fd, buffer, 4096), want, 3);
+        } else {
+            fails("read", read(fd, buffer, 4096), EFAULT);
+            reads("nothing_consumed", fd, 4096, want, 3);
+        }
+        nothing("and_no_more", fd);
+        /* The same place for what is only read. */
+        struct ummunotify_register_ioctl region = {
+            .start = (uintptr_t)a, .end = (uintptr_t)a + PAGE, .user_cookie = 77};
+        bool fits = beyond_is_writable || places[i].before >= (int)sizeof region;
+        if (fits) {
+            memcpy(buffer, &region, sizeof region);
+            is("register", ioctl(fd, UMMUNOTIFY_REGISTER_REGION, buffer), 0);
+        } else if (!beyond_is_there)
+            fails("register", ioctl(fd, UMMUNOTIFY_REGISTER_REGION, buffer), EFAULT);
+        close(fd);
+    }
+    variant(NULL);
+}
+
+/* A buffer in the caller's own frames is like any other: also where a stack ends that isn't the thread's first. */
+static void on_a_stack(size_t beyond, int protection)
+{
+    /* Below the last pages, which `places` reads into, what runs here finds room. */
+    enum { STACK = 15 };
+    static ucontext_t back, there;
+    char *stack = area(STACK + beyond);
+    stack_end = stack + STACK * PAGE;
+    beyond_is_there = beyond > 0;
+    beyond_is_writable = beyond && protection & PROT_WRITE;
+    if (beyond && mprotect(stack_end, PAGE, protection) != 0)
+        give_up("mprotect");
+    getcontext(&there);
+    there.uc_stack.ss_sp = stack;
+    there.uc_stack.ss_size = (STACK - 6) * PAGE;
+    there.uc_link = &back;
+    makecontext(&there, reads_near_the_end, 0);
+    swapcontext(&back, &there);
+}
+
+TEST(call_read_into_a_stack_that_ends)
+{
+    on_a_stack(0, 0);
+}
+
+TEST(call_read_into_a_stack_before_read_only_memory)
+{
+    on_a_stack(1, PROT_READ);
+}
+
+TEST(call_read_into_a_stack_before_other_memory)
+{
+    on_a_stack(1, PROT_READ | PROT_WRITE);
 }
 
 /* Every way a buffer can be bad where 2 INVALs and LAST wait; nothing may be lost, also no hint. */

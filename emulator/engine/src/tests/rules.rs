@@ -3,6 +3,7 @@
 use std::vec;
 use std::vec::Vec;
 
+use super::hook::interrupted_at;
 use super::memory::Memory;
 use super::{Buffer, Fault, ME, read};
 use crate::{Engine, Event, PageRange, ReadError, Reason, Recorded, RegisterError, UnregisterError};
@@ -438,4 +439,72 @@ fn statistics_say_what_happened() {
     assert_eq!((statistics.registered, statistics.unregistered, statistics.reported), (1, 1, 1));
     assert_eq!(statistics.after_hits, 1);
     assert!(Reason::ALL.iter().all(|&reason| statistics.everything(reason) == 0));
+}
+
+/// Few records are read with few places. What is hit at any moment of such a read must not make it end early.
+#[test]
+fn a_read_with_room_left_ends_with_last_whatever_is_hit_meanwhile() {
+    let regions: Vec<PageRange> = (0..100).map(|n| pages(10 * n, 10 * n + 5)).collect();
+    let (mut steps, mut grown) = (0, 0);
+    loop {
+        let (memory, engine) = context(&regions);
+        engine.record(pages(0, 1));
+        let mut buffer = Buffer::default();
+        let interrupted = interrupted_at(
+            steps + 1,
+            || assert!(engine.read(&ME, 128, &mut buffer).is_ok()),
+            move || assert_eq!(engine.record(pages(0, 1000)), Recorded::Hit),
+        );
+        if !interrupted {
+            break;
+        }
+        steps += 1;
+        let ends = buffer.records.last().map(|record| record.kind);
+        assert_eq!(ends, Some(1), "step {steps}: {:?}", buffer.records);
+        grown += u64::from(buffer.records.len() > 50);
+        // All are reported, each once, but for the one whose record was on its way.
+        let mut cookies: Vec<u64> = buffer.records.iter().map(|record| record.cookie_counter).collect();
+        cookies.pop();
+        while let Ok(more) = read(&engine, 128) {
+            cookies.extend(more.iter().filter(|record| record.kind == 0).map(|record| record.cookie_counter));
+        }
+        cookies.sort_unstable();
+        let twice = cookies.len() - 100;
+        cookies.dedup();
+        assert_eq!(cookies, (1..=100).collect::<Vec<_>>(), "step {steps}");
+        assert!(twice <= 1, "step {steps}");
+        assert_eq!(engine.counter(), 2);
+        drop(memory);
+    }
+    assert!(steps > 5 && grown > 0, "{steps} steps, {grown} of them early enough");
+}
+
+#[test]
+fn what_was_mapped_is_known_to_be_until_something_hits_it() {
+    let (_memory, engine) = context(&[pages(10, 20)]);
+    engine.register_mapped(&ME, pages(30, 40), 2).unwrap();
+    let known = |from, to| engine.is_known_mapped(pages(from, to));
+    assert!(known(30, 31) && known(5, 31) && known(39, 50));
+    assert!(!known(10, 20) && !known(20, 30) && !known(40, 50), "nobody said so");
+    engine.record(pages(39, 41));
+    assert!(!known(30, 31), "it may be gone");
+    let _ = read(&engine, 128);
+    assert!(!known(30, 31), "still");
+    engine.unregister(&ME, 2).unwrap();
+    engine.register_mapped(&ME, pages(30, 40), 2).unwrap();
+    assert!(known(30, 31));
+    // The note isn't taken for the next region's, nor for a hint.
+    for cookie in 3..9000 {
+        engine.unregister(&ME, cookie - 1).unwrap();
+        engine.register(&ME, pages(30, 40), cookie).unwrap();
+        assert!(!known(30, 31), "cookie {cookie}");
+    }
+    engine.unregister(&ME, 8999).unwrap();
+    engine.register_mapped(&ME, pages(30, 40), 2).unwrap();
+    engine.record(pages(35, 36));
+    assert_eq!(read(&engine, 128).unwrap()[0], hinted(2, pages(35, 36)));
+    engine.register_mapped(&ME, pages(50, 60), 3).unwrap();
+    engine.invalidate_all(Reason::Requested);
+    let _ = read(&engine, 128);
+    assert!(!known(50, 51));
 }
