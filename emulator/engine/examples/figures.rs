@@ -2,53 +2,16 @@
 //!
 //! `cargo run --release -p ummunotify-engine --example figures`
 
-use std::hint::black_box;
-use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::AtomicU32;
-use std::time::Instant;
-use ummunotify_engine::{ARENA_BYTES, Engine, Event, Host, PageRange, Port};
+mod alone;
 
-const PAGE: u64 = 4096;
+use std::hint::black_box;
+use std::time::Instant;
+
+use alone::{Alone, PAGE, Sink, engine};
+use ummunotify_engine::{Engine, PageRange};
+
 /// Rounds are short, so that some aren't interrupted where others want the processor too.
 const ROUNDS: usize = 301;
-
-/// The only thread.
-struct Alone;
-
-impl Host for Alone {
-    fn id(&self) -> u32 {
-        1
-    }
-    fn wait(&self, _: &AtomicU32, _: u32) {}
-    fn wake(&self, _: &AtomicU32) {}
-    fn gone(&self, _: u32) -> bool {
-        false
-    }
-}
-
-/// Takes all records.
-struct Sink;
-
-impl Port for Sink {
-    type Error = ();
-    fn deliver(&mut self, records: &[Event]) -> Result<(), ()> {
-        black_box(records);
-        Ok(())
-    }
-    fn settle(&mut self, _: &Engine, _: bool) {}
-}
-
-fn engine() -> Engine {
-    let len = ARENA_BYTES + PAGE as usize;
-    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping, which stays; the counter's page lies behind the arena.
-    unsafe {
-        let base = libc::mmap(null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
-        assert_ne!(base, libc::MAP_FAILED);
-        let arena = NonNull::new(base.cast::<u8>()).expect("mmap gave address 0");
-        Engine::create(arena, ARENA_BYTES, arena.add(ARENA_BYTES).cast()).expect("zeroed memory")
-    }
-}
 
 /// Least and median time of one of `n` calls.
 fn time(n: u64, mut call: impl FnMut(u64)) -> [f64; 2] {
