@@ -6,7 +6,7 @@
 
 use core::arch::{asm, global_asm};
 
-use super::{COMPONENTS, VECTORS, fast, slow};
+use super::{COMPACT, COMPONENTS, VECTORS, fast, slow};
 use crate::owner::PAGE;
 use crate::sys;
 
@@ -57,11 +57,13 @@ pub unsafe fn call(number: i64, args: [usize; 6]) -> isize {
 }
 
 global_asm!(
-    // Makes room for the vector registers below the frame and saves them there, those that are in use. XRSTOR wants a
-    // header of zeroes where XSAVEC writes nothing.
+    // Makes room for the vector registers below the frame and saves them there; those that are in use, where the
+    // processor can. XRSTOR wants a header of zeroes where nothing is written.
     ".macro ummunotify_save_vectors",
     "lea rsp, [rsp - {vectors}]",
     "xor eax, eax",
+    "mov [rsp + 512], rax",
+    "mov [rsp + 520], rax",
     "mov [rsp + 528], rax",
     "mov [rsp + 536], rax",
     "mov [rsp + 544], rax",
@@ -70,7 +72,13 @@ global_asm!(
     "mov [rsp + 568], rax",
     "mov eax, {components}",
     "xor edx, edx",
+    "cmp byte ptr [rip + {compact}], 0",
+    "je 20f",
     "xsavec64 [rsp]",
+    "jmp 21f",
+    "20:",
+    "xsave64 [rsp]",
+    "21:",
     ".endm",
     ".macro ummunotify_restore_vectors",
     "mov eax, {components}",
@@ -211,6 +219,7 @@ global_asm!(
     frame = const FRAME,
     vectors = const VECTORS,
     components = const COMPONENTS,
+    compact = sym COMPACT,
     begin = sym fast::begin,
     end = sym fast::end,
     slow_begin = sym slow::begin,

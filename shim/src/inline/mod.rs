@@ -27,7 +27,7 @@ mod slow;
 use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use ummunotify_abi::wire::Op;
 use ummunotify_inline::{IMAGE_BASE, IMAGE_SPAN};
@@ -89,16 +89,20 @@ const COMPONENTS: u64 = 0xe7;
 /// Bytes that they take at most; a multiple of 64.
 const VECTORS: usize = 2752;
 
-/// Whether XSAVEC puts those components into the room that there is, and LAHF exists.
+/// Whether the processor has XSAVEC, which saves only what is in use.
+static COMPACT: AtomicBool = AtomicBool::new(false);
+
+/// Whether XSAVE puts those components into the room that there is, and LAHF exists.
 fn cpu_fits() -> bool {
     const XSAVE_ENABLED: u32 = 1 << 27;
     const LAHF: u32 = 1;
     const XSAVEC: u32 = 1 << 1;
     let features = __cpuid_count(1, 0).ecx;
     let more = __cpuid_count(0x8000_0001, 0).ecx;
-    if features & XSAVE_ENABLED == 0 || more & LAHF == 0 || __cpuid_count(0xd, 1).eax & XSAVEC == 0 {
+    if features & XSAVE_ENABLED == 0 || more & LAHF == 0 {
         return false;
     }
+    COMPACT.store(__cpuid_count(0xd, 1).eax & XSAVEC != 0, Ordering::Relaxed);
     let (low, high): (u32, u32);
     // SAFETY: the bit above says that the instruction is enabled; it reads a register.
     unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack)) };
