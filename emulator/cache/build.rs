@@ -6,7 +6,6 @@ fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
     #[cfg(feature = "rdma")]
     if let Err(reason) = rdma::bindings() {
-        let reason = reason.trim().replace('\n', "; ");
         println!(
             "cargo::error=the feature `rdma` can't be built here: {reason}; on Debian 12 it needs: apt-get install \
              libibverbs-dev libclang-14-dev (without the feature nothing does)"
