@@ -11,8 +11,8 @@ RUST_MIN := 1.95
 BUILD_PACKAGES := gcc libc6-dev libclang1
 # A client in Go is tested where `go` is: 450 MB are too many to install for one test.
 TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils musl-tools valgrind
-# What the feature `rdma` is built with: libibverbs with its header, and what its Rust bindings are made by.
-RDMA_PACKAGES := libclang-14-dev libibverbs-dev ibverbs-providers
+# What the feature `rdma` is built with: rdma-core's library and headers, and what its Rust bindings are made by.
+RDMA_PACKAGES := cmake pkg-config libclang-14-dev libnl-3-dev libnl-route-3-dev libibverbs-dev ibverbs-providers
 # Other interception, to compare with.
 PEER_PACKAGES := libucx0 libfabric-dev
 # Where `make report` writes, and the rounds of its measurements.
@@ -145,11 +145,11 @@ test: rust install-deps
 	counts+=$$(awk '/^test result:/ { p += $$4; f += $$6 } END { print "", p + 0, f + 0 }' $(TARGET)/shuttle.log); \
 	if [ -n '$(GUEST)' ]; then \
 	    stage 'the registration cache on verbs'; \
-	    if [ -e /usr/include/infiniband/verbs.h ]; then \
+	    if command -v cmake >/dev/null && [ -e /usr/include/infiniband/verbs.h ] && [ -e /usr/include/libnl3/netlink/netlink.h ]; then \
 	        cargo test -p ummunotify-cache --features rdma --lib verbs && \
 	            cargo build -p ummunotify --features rdma --example verbs_accident || failed+=' verbs'; \
 	    else \
-	        echo 'SKIPPED verbs: the header of libibverbs is missing (Debian: $(RDMA_PACKAGES))' | tee -a $(SKIPS); \
+	        echo 'SKIPPED verbs: cmake, or the headers of libibverbs or libnl-3, are missing (Debian: $(RDMA_PACKAGES))' | tee -a $(SKIPS); \
 	        rm -f $(TARGET)/debug/examples/verbs_accident; \
 	    fi; \
 	    stage 'the kernel module in a guest'; \

@@ -1,77 +1,77 @@
-//! With the feature `rdma`: bindings of libibverbs, made of this host's header; or a sentence that says what is missing.
+//! Names what the feature `rdma` needs and this host lacks, before the build of the bindings fails over it.
 
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+/// Debian's packages, all of them.
+const PACKAGES: &str = "cmake pkg-config libclang-14-dev libnl-3-dev libnl-route-3-dev libibverbs-dev";
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
-    #[cfg(feature = "rdma")]
-    if let Err(reason) = rdma::bindings() {
-        println!(
-            "cargo::error=the feature `rdma` can't be built here: {reason}; on Debian 12 it needs: apt-get install \
-             libibverbs-dev libclang-14-dev (without the feature nothing does)"
-        );
-        return ExitCode::FAILURE;
+    if std::env::var_os("CARGO_FEATURE_RDMA").is_none() {
+        return ExitCode::SUCCESS;
     }
-    ExitCode::SUCCESS
+    let lacking = lacking();
+    if lacking.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    println!(
+        "cargo::error=the feature `rdma` needs what isn't here: {}; on Debian 12: apt-get install {PACKAGES} \
+         (without the feature none of them is needed)",
+        lacking.join(", ")
+    );
+    ExitCode::FAILURE
 }
 
-#[cfg(feature = "rdma")]
-mod rdma {
-    use std::path::{Path, PathBuf};
-    use std::process::{Command, Stdio};
-
-    pub fn bindings() -> Result<(), String> {
-        let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("no OUT_DIR")?);
-        let probe = out.join("probe.so").to_string_lossy().into_owned();
-        if !works("cc", &["-fsyntax-only", "-include", "infiniband/verbs.h", "-x", "c", "/dev/null"]) {
-            return Err("cc finds no infiniband/verbs.h".into());
+/// Only what the build is sure to fail without.
+fn lacking() -> Vec<&'static str> {
+    let cmake = std::env::var("CMAKE").unwrap_or_else(|_| "cmake".into());
+    let mut lacking = Vec::new();
+    let mut need = |what, is_there: bool| {
+        if !is_there {
+            lacking.push(what);
         }
-        if !works("cc", &["-shared", "-x", "c", "/dev/null", "-o", &probe, "-x", "none", "-libverbs"]) {
-            return Err("cc finds no libibverbs to link with".into());
-        }
-        println!("cargo::rustc-link-lib=ibverbs");
-        // bindgen panics where it finds no libclang.
-        std::panic::catch_unwind(|| generate(&out.join("verbs.rs")))
-            .map_err(|_| "no libclang was found (see above)".to_owned())?
-            .map_err(|error| match has_clangs_headers() {
-                true => error,
-                false => format!("libclang has no headers of its own, such as stddef.h: {error}"),
-            })
-    }
+    };
+    need("cmake", works(&cmake, &["--version"]));
+    // rdma-core asks pkg-config for libnl, so its answer counts.
+    let has_config = works("pkg-config", &["--version"]);
+    need("pkg-config", has_config);
+    let has_headers = |module, header: &str| match has_config {
+        true => works("pkg-config", &["--exists", module]),
+        false => Path::new("/usr/include/libnl3/netlink").join(header).exists(),
+    };
+    need("libnl-3's headers", has_headers("libnl-3.0", "netlink.h"));
+    need("libnl-route-3's headers", has_headers("libnl-route-3.0", "route/rtnl.h"));
+    let probe = Path::new(&std::env::var("OUT_DIR").unwrap_or_default()).join("probe.so");
+    let probe = probe.to_string_lossy();
+    need(
+        "libibverbs to link with",
+        works("cc", &["-shared", "-x", "c", "/dev/null", "-libverbs", "-o", &probe]),
+    );
+    need("libclang's headers (stddef.h)", has_clang());
+    lacking
+}
 
-    fn works(program: &str, arguments: &[&str]) -> bool {
-        let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.status().is_ok_and(|status| status.success())
-    }
+fn works(program: &str, arguments: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
 
-    fn generate(to: &Path) -> Result<(), String> {
-        let mut builder = bindgen::Builder::default()
-            .header_contents("bindings.h", "#include <infiniband/verbs.h>")
-            // As far as the newest rule that it knows of: extern blocks are unsafe.
-            .rust_target(bindgen::RustTarget::stable(82, 0).map_err(|error| error.to_string())?)
-            .allowlist_function("ibv_.*")
-            .allowlist_type("ibv_.*")
-            .derive_default(true)
-            .prepend_enum_name(false)
-            .layout_tests(false);
-        for flags in ["ibv_access_flags", "ibv_qp_attr_mask", "ibv_send_flags"] {
-            builder = builder.bitfield_enum(flags);
-        }
-        for values in ["ibv_qp_type", "ibv_qp_state", "ibv_wc_status", "ibv_wr_opcode"] {
-            builder = builder.constified_enum_module(values);
-        }
-        let bindings = builder.generate().map_err(|error| error.to_string())?;
-        bindings.write_to_file(to).map_err(|error| error.to_string())
+/// Whether clang's own headers lie where Debian has them; elsewhere, and where the caller says where libclang is, that
+/// is libclang's affair.
+fn has_clang() -> bool {
+    let told = ["LIBCLANG_PATH", "CLANG_PATH", "BINDGEN_EXTRA_CLANG_ARGS"];
+    if !Path::new("/etc/debian_version").exists() || told.iter().any(|name| std::env::var_os(name).is_some())
+    {
+        return true;
     }
-
-    /// Where Debian has them; a libclang that somebody built has them beside itself.
-    fn has_clangs_headers() -> bool {
-        let folders = |path: &Path| -> Vec<_> {
-            std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
-        };
-        let versions =
-            folders(Path::new("/usr/lib")).into_iter().flat_map(|llvm| folders(&llvm.join("lib/clang")));
-        versions.into_iter().any(|version| version.join("include/stddef.h").exists())
-    }
+    let folders = |path: &Path| -> Vec<_> {
+        std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    folders(Path::new("/usr/lib"))
+        .iter()
+        .filter(|folder| folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("llvm-")))
+        .flat_map(|llvm| folders(&llvm.join("lib/clang")))
+        .any(|version| version.join("include/stddef.h").exists())
 }

@@ -17,8 +17,9 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use ibverbs_sys as ffi;
 use ummunotify::cache::soft::Nobody;
-use ummunotify::cache::verbs::{Verbs, ffi};
+use ummunotify::cache::verbs::Verbs;
 use ummunotify::cache::{Access, Cache, Limits, Monitor, Registrar};
 use ummunotify::client::{Notifier, PageRange};
 
@@ -211,9 +212,9 @@ impl QueuePair {
             };
             ensure!(got >= 0, "ibv_poll_cq failed");
             if got > 0 {
-                return match done.status {
-                    ffi::ibv_wc_status::IBV_WC_SUCCESS => Ok(()),
-                    status => bail!("RDMA write: status {status} (vendor {:#x})", done.vendor_err),
+                return match done.error() {
+                    None => Ok(()),
+                    Some((status, vendor)) => bail!("RDMA write: status {status} (vendor {vendor:#x})"),
                 };
             }
             ensure!(begin.elapsed() < PATIENCE, "RDMA write: no completion after {PATIENCE:?}");

@@ -1,21 +1,15 @@
 //! Registrations with an RDMA adapter, by libibverbs.
 //!
 //! Memory of the caller's is registered where it lies, which the crate `ibverbs` doesn't do (it registers what it
-//! allocated itself); so this calls the library, by bindings made of this host's header.
+//! allocated itself); so this uses the layer below it, `ibverbs-sys`.
 
+use ibverbs_sys as ffi;
 use std::ffi::CStr;
 use std::io;
 use std::ptr::NonNull;
 
 use crate::{Access, Registrar, RegistrarError};
 use ummunotify_abi::PageRange;
-
-/// The library's own types and functions, of `infiniband/verbs.h`, for queue pairs and requests of the caller's own.
-#[allow(missing_docs, missing_debug_implementations, nonstandard_style, unsafe_op_in_unsafe_fn)]
-#[allow(clippy::all, clippy::undocumented_unsafe_blocks, reason = "made by bindgen")]
-pub mod ffi {
-    include!(concat!(env!("OUT_DIR"), "/verbs.rs"));
-}
 
 /// A protection domain of an open device.
 ///
