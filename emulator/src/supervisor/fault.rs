@@ -76,16 +76,17 @@ impl State {
 
     /// Whether what is watched of that range is about to change.
     fn changes_soon(&self, tid: u32, range: PageRange) -> bool {
-        self.lost.touches(range)
-            // An event that is being read may be of a mapping that went from there, and what is there now isn't watched.
-            || self.calls.is_reading()
-            || self.is_being_armed(range)
+        self.is_in_doubt(range)
             || self.changing.iter().any(|pages| pages.hits(range))
             || self.off.iter().any(|(task, off)| *task == tid || off.over.hits(range))
     }
 
-    fn is_being_armed(&self, range: PageRange) -> bool {
-        self.arming.is_some_and(|(arming, _)| arming.hits(range))
+    /// Whether something of that range may not be watched although it was to be.
+    fn is_in_doubt(&self, range: PageRange) -> bool {
+        self.lost.touches(range)
+            // An event that is being read may be of a mapping that went from there, and what is there now isn't watched.
+            || self.calls.is_reading()
+            || self.arming.is_some_and(|(arming, _)| arming.hits(range))
     }
 
     /// What was armed in `range` isn't mapped there any more; `moved_to`: it is there now.
@@ -217,12 +218,7 @@ impl Fault {
             return None;
         }
         let state = lock(&self.state);
-        let untold = |range: PageRange| {
-            state.calls.is_reading()
-                || state.is_being_armed(range)
-                || state.lost.touches(range)
-                || state.bare.touches(range)
-        };
+        let untold = |range: PageRange| state.is_in_doubt(range) || state.bare.touches(range);
         reach.ranges().any(untold).then(|| reach.hull()).flatten().map(|over| Untold { over, fails: false })
     }
 
