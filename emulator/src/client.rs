@@ -33,8 +33,10 @@
 //!   that made the call sees it by program order, another one through whatever told it of the call.
 //! * A region stays registered after it was reported; the next hit reports it again.
 
+mod shortcut;
+
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -42,6 +44,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use crate::switch::{Place, SwitchError};
+use shortcut::Shortcut;
 pub use ummunotify_abi::PageRange;
 use ummunotify_abi::device::{self, Event as Record, Register};
 
@@ -161,11 +164,15 @@ struct Pending {
 /// Any number per process; they share nothing. All methods take `&self` and may be called from any thread.
 #[derive(Debug)]
 pub struct Notifier {
+    /// Before the descriptor, which it uses.
+    shortcut: Option<Shortcut>,
     fd: OwnedFd,
     counter: Arc<Counter>,
     pending: Mutex<Pending>,
     /// Held around read(2), so that batches are handed out in the order in which they were read.
     reading: Mutex<()>,
+    /// It was found not to block.
+    nonblocking: AtomicBool,
 }
 
 impl Notifier {
@@ -195,7 +202,13 @@ impl Notifier {
         // SAFETY: open just returned it; nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let counter = Arc::new(Counter::map(fd.as_fd())?);
-        Ok(Self { fd, counter, pending: Mutex::default(), reading: Mutex::default() })
+        let shortcut = Shortcut::to(fd.as_fd());
+        Ok(Self::new(shortcut, fd, counter))
+    }
+
+    fn new(shortcut: Option<Shortcut>, fd: OwnedFd, counter: Arc<Counter>) -> Self {
+        let (pending, reading) = (Mutex::default(), Mutex::default());
+        Self { shortcut, fd, counter, pending, reading, nonblocking: AtomicBool::new(false) }
     }
 
     /// Watches `range` under the name `cookie`. Any range is allowed: unaligned, unmapped, empty, overlapping.
@@ -204,6 +217,9 @@ impl Notifier {
     /// # Errors
     /// `EINVAL`: a region with that cookie is registered. `ENOMEM`: no room.
     pub fn register(&self, range: PageRange, cookie: u64) -> io::Result<()> {
+        if let Some(done) = self.shortcut.as_ref().and_then(|s| s.register(self.fd.as_fd(), range, cookie)) {
+            return done;
+        }
         let argument = Register { start: range.start, end: range.end, cookie, flags: 0, reserved: 0 };
         // SAFETY: the command reads one `Register` behind the pointer.
         self.ioctl(device::REGISTER_REGION, unsafe { as_argument(&argument) })
@@ -214,8 +230,11 @@ impl Notifier {
     /// # Errors
     /// `EINVAL`: no such region.
     pub fn unregister(&self, cookie: u64) -> io::Result<()> {
-        // SAFETY: the command reads one u64 behind the pointer.
-        self.ioctl(device::UNREGISTER_REGION, unsafe { as_argument(&cookie) })?;
+        match self.shortcut.as_ref().and_then(|s| s.unregister(self.fd.as_fd(), cookie)) {
+            Some(done) => done?,
+            // SAFETY: the command reads one u64 behind the pointer.
+            None => self.ioctl(device::UNREGISTER_REGION, unsafe { as_argument(&cookie) })?,
+        }
         let mut pending = lock(&self.pending);
         pending.records.retain(|r| r.kind != device::EVENT_INVAL || r.cookie_counter != cookie);
         Ok(())
@@ -227,8 +246,7 @@ impl Notifier {
     /// Dropping the iterator early loses nothing: the next one goes on where it stopped. Several at a time
     /// share the events; each ends with the next LAST that any of them meets.
     pub fn events(&self) -> Events<'_> {
-        let lasts = lock(&self.pending).lasts;
-        Events { notifier: self, lasts, generation: None, ended: false }
+        self.events_with(Patience::AsOpened)
     }
 
     /// The counter.
@@ -287,13 +305,37 @@ impl Notifier {
         }
     }
 
+    /// For who must not wait.
+    fn check_nonblocking(&self) -> io::Result<()> {
+        // SAFETY: a command without a pointer.
+        let flags = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_GETFL) };
+        if flags & libc::O_NONBLOCK == 0 {
+            let message = "a cache needs a device that doesn't block: Notifier::open_nonblocking";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        self.nonblocking.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn events_with(&self, patience: Patience) -> Events<'_> {
+        let lasts = lock(&self.pending).lasts;
+        Events { notifier: self, patience, lasts, generation: None, ended: false }
+    }
+
     /// One read(2): a page of records at most.
-    fn fetch(&self) -> io::Result<()> {
+    fn fetch(&self, patience: Patience) -> io::Result<()> {
         let _one_reader = lock(&self.reading);
         if !lock(&self.pending).records.is_empty() {
             return Ok(()); // another thread read while this one waited
         }
         let mut records = [Record::default(); device::MAX_RECORDS];
+        if let Some(got) = self.shortcut.as_ref().and_then(|s| s.read(self.fd.as_fd(), &mut records)) {
+            lock(&self.pending).records.extend(records.iter().take(got?));
+            return Ok(());
+        }
+        if patience == Patience::None {
+            self.check_nonblocking()?;
+        }
         // SAFETY: the buffer is writable, of that size, and any bytes make valid records.
         let got =
             unsafe { libc::read(self.fd.as_raw_fd(), records.as_mut_ptr().cast(), size_of_val(&records)) };
@@ -322,13 +364,10 @@ impl ummunotify_cache::Monitor for Notifier {
     }
 
     fn events(&self, stale: &mut dyn FnMut(u64)) -> io::Result<Option<u64>> {
-        // SAFETY: a command without a pointer.
-        let flags = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_GETFL) };
-        if flags & libc::O_NONBLOCK == 0 {
-            let message = "a cache needs a device that doesn't block: Notifier::open_nonblocking";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        if !self.nonblocking.load(Ordering::Relaxed) {
+            self.check_nonblocking()?;
         }
-        let mut events = Notifier::events(self);
+        let mut events = self.events_with(Patience::None);
         for event in events.by_ref() {
             stale(event?.cookie);
         }
@@ -338,6 +377,9 @@ impl ummunotify_cache::Monitor for Notifier {
 
 impl AsFd for Notifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
+        if let Some(shortcut) = &self.shortcut {
+            shortcut.show(self.fd.as_fd());
+        }
         self.fd.as_fd()
     }
 }
@@ -346,7 +388,7 @@ impl AsRawFd for Notifier {
     /// For poll, epoll and fcntl. [`Notifier::events`] may hold records that were read already, so drain it
     /// to its end before waiting.
     fn as_raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.as_fd().as_raw_fd()
     }
 }
 
@@ -372,9 +414,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub struct Events<'a> {
     notifier: &'a Notifier,
+    patience: Patience,
     lasts: u64,
     generation: Option<Generation>,
     ended: bool,
+}
+
+/// Whether a read may sleep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Patience {
+    /// If the device was opened so.
+    AsOpened,
+    /// Never: it must have been opened so.
+    None,
 }
 
 impl Events<'_> {
@@ -419,7 +471,7 @@ impl Iterator for Events<'_> {
                     }));
                 }
                 Some(_) => return Some(Err(io::ErrorKind::InvalidData.into())),
-                None => match self.notifier.fetch() {
+                None => match self.notifier.fetch(self.patience) {
                     Ok(()) => {}
                     Err(e) if e.kind() == io::ErrorKind::WouldBlock => return self.end(None),
                     Err(e) => {
@@ -472,7 +524,7 @@ mod tests {
         let memory = std::fs::File::from(memory);
         memory.set_len(4096).unwrap();
         let counter = Arc::new(Counter::map(memory.as_fd()).unwrap());
-        let n = Notifier { fd: read, counter, pending: Mutex::default(), reading: Mutex::default() };
+        let n = Notifier::new(None, read, counter);
         (n, std::fs::File::from(write), memory)
     }
 

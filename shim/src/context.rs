@@ -93,6 +93,11 @@ impl Ticket {
         self.identity
     }
 
+    /// Keeps the slot for good: for a ticket that a fork copied, whose slot may be another's by now.
+    pub fn forget(self) {
+        core::mem::forget(self);
+    }
+
     /// Notes that the supervisor is dead; true for who notes it first.
     pub fn orphan(&self) -> bool {
         self.slot.orphaned.swap(1, Ordering::AcqRel) == 0

@@ -16,6 +16,7 @@ use crate::context::{CleanUp, Ticket};
 use crate::door::{Answer, Buffer, Connection, Owned};
 use crate::host::ClientHost;
 use crate::memory::{self, Target};
+use crate::section::Section;
 use crate::{bell, next, sys, table, userfault};
 
 /// Bytes of a record.
@@ -27,14 +28,17 @@ const PAGE: usize = RECORD * MAX_RECORDS;
 pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize> {
     // As the kernel: only 32 bits count.
     let request = request as u32;
-    let _blocked = sys::SignalsBlocked::new();
+    let section = Section::enter();
     let ticket = enter(fd)?;
+    let host = ClientHost::inside(&section);
     let result = match request {
         EXCHANGE_FEATURES => exchange_features(&ticket, fd, argument),
         REGISTER_REGION => {
-            memory::read::<Register>(argument).and_then(|region| register(&ticket, fd, &region))
+            memory::read::<Register>(argument).and_then(|region| register(&ticket, &host, fd, &region))
         }
-        UNREGISTER_REGION => memory::read::<u64>(argument).and_then(|cookie| unregister(&ticket, fd, cookie)),
+        UNREGISTER_REGION => {
+            memory::read::<u64>(argument).and_then(|cookie| unregister(&ticket, &host, fd, cookie))
+        }
         // What the VFS does for any file. FIONREAD isn't among it; that is the pipe's own.
         FIOASYNC => {
             arm_context(&ticket, fd);
@@ -106,40 +110,61 @@ fn exchange_features(ticket: &Ticket, fd: c_int, argument: *mut c_void) -> Resul
     Target::Buffer(argument, size_of::<u32>()).fill(&[0u32])
 }
 
-fn register(ticket: &Ticket, fd: c_int, region: &Register) -> Result<(), c_int> {
+fn register(ticket: &Ticket, host: &ClientHost, fd: c_int, region: &Register) -> Result<(), c_int> {
     let args = [region.start, region.end, region.cookie, 0, 0, 0];
     let range = PageRange::new(region.start, region.end);
     change(ticket, fd, Op::Register, args, |engine| {
-        engine.mark_used();
         // The look at what is mapped is due at the first hit, in the midst of a munmap, if it isn't taken here.
         let mapped = engine.opener_records() && !range.is_empty() && sys::is_mapped(range);
-        let host = ClientHost::new();
-        let done = if mapped {
-            engine.register_mapped(&host, range, region.cookie)
-        } else {
-            engine.register(&host, range, region.cookie)
-        };
-        done.map_err(|error| match error {
-            RegisterError::CookieInUse => Refusal::Errno(libc::EINVAL),
-            RegisterError::NoMemory => Refusal::Errno(libc::ENOMEM),
-            RegisterError::Broken => Refusal::Errno(libc::EIO),
-            RegisterError::Elsewhere => Refusal::Elsewhere,
-        })
+        register_here(engine, host, fd, range, region.cookie, mapped)
     })
 }
 
-fn unregister(ticket: &Ticket, fd: c_int, cookie: u64) -> Result<(), c_int> {
-    change(ticket, fd, Op::Unregister, [cookie, 0, 0, 0, 0, 0], |engine| {
-        engine.unregister(&ClientHost::new(), cookie).map(drop).map_err(|error| match error {
-            UnregisterError::UnknownCookie => Refusal::Errno(libc::EINVAL),
-            UnregisterError::Broken => Refusal::Errno(libc::EIO),
-            UnregisterError::Elsewhere => Refusal::Elsewhere,
-        })
+/// REGISTER_REGION in our own mapping of the arena; `mapped` if each page is known to be.
+pub fn register_here(
+    engine: &Engine,
+    host: &ClientHost,
+    fd: c_int,
+    range: PageRange,
+    cookie: u64,
+    mapped: bool,
+) -> Result<(), Refusal> {
+    engine.mark_used();
+    let counter = engine.counter();
+    let done = if mapped {
+        engine.register_mapped(host, range, cookie)
+    } else {
+        engine.register(host, range, cookie)
+    };
+    after_lock(counter, fd, engine);
+    done.map_err(|error| match error {
+        RegisterError::CookieInUse => Refusal::Errno(libc::EINVAL),
+        RegisterError::NoMemory => Refusal::Errno(libc::ENOMEM),
+        RegisterError::Broken => Refusal::Errno(libc::EIO),
+        RegisterError::Elsewhere => Refusal::Elsewhere,
+    })
+}
+
+fn unregister(ticket: &Ticket, host: &ClientHost, fd: c_int, cookie: u64) -> Result<(), c_int> {
+    let args = [cookie, 0, 0, 0, 0, 0];
+    change(ticket, fd, Op::Unregister, args, |engine| unregister_here(engine, host, fd, cookie))
+}
+
+/// UNREGISTER_REGION in our own mapping of the arena.
+pub fn unregister_here(engine: &Engine, host: &ClientHost, fd: c_int, cookie: u64) -> Result<(), Refusal> {
+    let counter = engine.counter();
+    let done = engine.unregister(host, cookie);
+    after_lock(counter, fd, engine);
+    done.map(drop).map_err(|error| match error {
+        UnregisterError::UnknownCookie => Refusal::Errno(libc::EINVAL),
+        UnregisterError::Broken => Refusal::Errno(libc::EIO),
+        UnregisterError::Elsewhere => Refusal::Elsewhere,
     })
 }
 
 /// Why the arena doesn't do it.
-enum Refusal {
+pub enum Refusal {
+    /// The call fails so.
     Errno(c_int),
     /// The supervisor does it at present, here and wherever else it has to be done.
     Elsewhere,
@@ -156,10 +181,7 @@ fn change(
     let Some(engine) = ticket.engine() else { return remote(ticket, fd, op, args) };
     // Twice at most: after the supervisor's end the arena is ours again.
     for _ in 0..2 {
-        let counter = engine.counter();
-        let result = here(&engine);
-        after_lock(counter, fd, &engine);
-        match result {
+        match here(&engine) {
             Ok(()) => return Ok(()),
             Err(Refusal::Errno(errno)) => return Err(errno),
             Err(Refusal::Elsewhere) => {}
@@ -219,7 +241,7 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
     let mut rounds = 0u32;
     loop {
         let step = {
-            let _blocked = sys::SignalsBlocked::new();
+            let section = Section::enter();
             let (ticket, open) = match held.take() {
                 Some(ticket) => {
                     let open = table::identity(fd) == Some(ticket.identity());
@@ -230,7 +252,7 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
             if open {
                 hand_over(fd, &ticket);
             }
-            let step = read_once(open.then_some(fd), &ticket, target);
+            let step = read_once(open.then_some(fd), &ticket, &ClientHost::inside(&section), target);
             // Without the descriptor there is nothing to wait on any more.
             if step == Err(libc::EAGAIN) && !open {
                 Err(libc::EBADF)
@@ -271,11 +293,11 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
 }
 
 /// One try; the bytes read. EAGAIN: not readable. `fd` unless it was closed meanwhile.
-fn read_once(fd: Option<c_int>, ticket: &Ticket, target: Target) -> Result<usize, c_int> {
+fn read_once(fd: Option<c_int>, ticket: &Ticket, host: &ClientHost, target: Target) -> Result<usize, c_int> {
     let room = target.len()?.min(PAGE) / RECORD;
     for _ in 0..ATTEMPTS {
         if let Some(engine) = ticket.engine() {
-            match read_here(fd, &engine, room, target) {
+            match read_here(fd, &engine, host, room, target, true) {
                 Ok(records) => return Ok(records * RECORD),
                 Err(Refusal::Errno(errno)) => return Err(errno),
                 Err(Refusal::Elsewhere) => {}
@@ -297,7 +319,16 @@ fn read_once(fd: Option<c_int>, ticket: &Ticket, target: Target) -> Result<usize
 /// How often a read is begun: each but one was too slow for the supervisor, or saw that one's end.
 const ATTEMPTS: u32 = 8;
 
-fn read_here(fd: Option<c_int>, engine: &Engine, room: usize, target: Target) -> Result<usize, Refusal> {
+/// A read in our own mapping of the arena; the number of records. Unless it is `polled` the descriptor may stay readable
+/// although there is nothing left to report.
+pub fn read_here(
+    fd: Option<c_int>,
+    engine: &Engine,
+    host: &ClientHost,
+    room: usize,
+    target: Target,
+    polled: bool,
+) -> Result<usize, Refusal> {
     struct Here {
         fd: Option<c_int>,
         target: Target,
@@ -318,7 +349,7 @@ fn read_here(fd: Option<c_int>, engine: &Engine, room: usize, target: Target) ->
     }
     engine.mark_used();
     let counter = engine.counter();
-    let result = engine.read(&ClientHost::new(), room, &mut Here { fd, target });
+    let result = engine.read(host, room, &mut Here { fd: fd.filter(|_| polled), target });
     if let Some(fd) = fd {
         after_lock(counter, fd, engine);
     }

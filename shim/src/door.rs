@@ -1,6 +1,6 @@
 //! Talking to a supervisor: one socket per exchange, so that no descriptor of ours stays in the client.
 //!
-//! Callers have all signals blocked. Every wait is bounded by a timeout of the socket.
+//! Every wait is bounded by a timeout of the socket.
 
 use core::ffi::{c_int, c_void};
 use core::mem::{size_of, size_of_val, zeroed};
@@ -104,8 +104,8 @@ impl Drop for Owned {
     }
 }
 
-/// A connection.
-pub struct Connection(Owned);
+/// A connection. As long as it lives all signals are blocked: no exchange is left half done.
+pub struct Connection(Owned, sys::SignalsBlocked);
 
 impl Connection {
     /// A pair: ours, and the one that a new supervisor gets.
@@ -113,6 +113,7 @@ impl Connection {
     /// # Errors
     /// The errno of socketpair.
     pub fn pair() -> Result<(Self, Owned), c_int> {
+        let blocked = sys::SignalsBlocked::new();
         let mut ends = [-1 as c_int; 2];
         // SAFETY: room for two descriptors.
         let result = unsafe {
@@ -130,7 +131,7 @@ impl Connection {
             return Err(-result as c_int);
         }
         let [ours, theirs] = ends.map(Owned);
-        let ours = Self(ours.lifted());
+        let ours = Self(ours.lifted(), blocked);
         ours.be_patient();
         Ok((ours, theirs.lifted()))
     }
@@ -142,8 +143,8 @@ impl Connection {
     pub fn to_supervisor(token: u64) -> Result<Self, c_int> {
         let mut name = [0; MAX_ADDRESS];
         let len = wire::supervisor_address(&mut name, token);
-        let Self(socket) = Self::connect(name.get(..len).unwrap_or_default())?;
-        Ok(Self(socket.lifted()))
+        let Self(socket, blocked) = Self::connect(name.get(..len).unwrap_or_default())?;
+        Ok(Self(socket.lifted(), blocked))
     }
 
     /// Connects to the supervisor of the context with that pipe inode.
@@ -157,12 +158,13 @@ impl Connection {
     }
 
     fn connect(name: &[u8]) -> Result<Self, c_int> {
+        let blocked = sys::SignalsBlocked::new();
         // SAFETY: no memory is involved.
         let fd = unsafe { sys::call(libc::SYS_socket, libc::AF_UNIX as usize, SEQPACKET, 0, 0, 0, 0) };
         if fd < 0 {
             return Err(-fd as c_int);
         }
-        let connection = Self(Owned(fd as c_int));
+        let connection = Self(Owned(fd as c_int), blocked);
         connection.be_patient();
         // SAFETY: zero is a valid value of every field.
         let mut address: libc::sockaddr_un = unsafe { zeroed() };

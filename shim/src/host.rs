@@ -5,6 +5,7 @@ use core::sync::atomic::AtomicU32;
 use ummunotify_abi::wire::SUPERVISOR_LOCK_ID;
 use ummunotify_engine::Host;
 
+use crate::section::Section;
 use crate::sys;
 
 /// The calling thread.
@@ -13,10 +14,15 @@ pub struct ClientHost {
 }
 
 impl ClientHost {
-    /// The calling thread. Its id is asked for each time: a vfork child and a raw clone have their creator's
-    /// thread-local storage.
+    /// The calling thread.
     pub fn new() -> Self {
         Self { id: sys::gettid() }
+    }
+
+    /// The same without asking the kernel, as a rule.
+    #[inline(always)]
+    pub fn inside(section: &Section) -> Self {
+        Self { id: section.task() }
     }
 }
 

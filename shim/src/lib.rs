@@ -9,8 +9,8 @@
 //! * no allocation, no panic, no lock that a stopped application thread may hold, no libc function but the next
 //!   definition of the one that was called (and dlsym to find it);
 //! * it works before its constructor ran, in signal handlers, in vfork children and between fork and exec;
-//! * errno is touched only where a call fails; no descriptor of ours outlives an exchange; signals are blocked
-//!   wherever a lock is held;
+//! * errno is touched only where a call fails; no descriptor of ours outlives an exchange; no signal
+//!   handler runs wherever a lock is held;
 //! * its constructor makes one system call, and nothing else is paid before the first open.
 #![no_std]
 #![deny(missing_docs)]
@@ -22,14 +22,17 @@ mod activate;
 mod bell;
 mod context;
 mod device;
+mod direct;
 mod door;
 mod environment;
 mod filter;
+mod held;
 mod hooks_device;
 mod hooks_exec;
 mod hooks_fd;
 mod hooks_open;
 mod hooks_path;
+mod hooks_signal;
 mod hooks_syscall;
 mod host;
 mod inline;
@@ -41,8 +44,10 @@ mod owner;
 mod path;
 mod program;
 mod real;
+mod section;
 mod sys;
 mod table;
+mod thread;
 mod userfault;
 
 /// Asks whether a supervisor's filter was inherited: then descriptors may have been, too.

@@ -18,6 +18,8 @@ pub const MAX_SEGMENTS: usize = 1024;
 pub enum Target {
     /// One buffer.
     Buffer(*mut c_void, usize),
+    /// One buffer of whom the compiler has vouched for it.
+    Given(*mut c_void, usize),
     /// `readv`'s vector, which may be a bad pointer itself.
     Vector(*const libc::iovec, usize),
 }
@@ -29,7 +31,7 @@ impl Target {
     /// EINVAL or EFAULT as readv.
     pub fn len(self) -> Result<usize, c_int> {
         let (vector, count) = match self {
-            Self::Buffer(_, len) => return Ok(len),
+            Self::Buffer(_, len) | Self::Given(_, len) => return Ok(len),
             Self::Vector(vector, count) => (vector, count),
         };
         if count > MAX_SEGMENTS {
@@ -52,11 +54,15 @@ impl Target {
     /// EFAULT if not all of it could be written.
     pub fn fill<T>(self, items: &[T]) -> Result<(), c_int> {
         let len = size_of_val(items);
-        if let Self::Buffer(base, room) = self
-            && room >= len
-            && is_in_callers_frames(base.addr(), len, Access::Write)
-        {
-            // SAFETY: writable memory of this thread's stack above us, which the caller has given for this.
+        let plain = match self {
+            Self::Buffer(base, room) => {
+                (room >= len && is_in_callers_frames(base.addr(), len, Access::Write)).then_some(base)
+            }
+            Self::Given(base, room) => (room >= len).then_some(base),
+            Self::Vector(..) => None,
+        };
+        if let Some(base) = plain {
+            // SAFETY: writable memory, or of this thread's stack above us, which the caller has given for this.
             unsafe { items.as_ptr().cast::<u8>().copy_to_nonoverlapping(base.cast(), len) };
             return Ok(());
         }
@@ -64,7 +70,7 @@ impl Target {
         let one;
         let (vector, count) = match self {
             // Not the whole buffer: the kernel would check all of it.
-            Self::Buffer(base, room) => {
+            Self::Buffer(base, room) | Self::Given(base, room) => {
                 one = libc::iovec { iov_base: base, iov_len: room.min(len) };
                 (&raw const one, 1)
             }

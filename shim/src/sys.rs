@@ -70,12 +70,31 @@ pub fn gettid() -> u32 {
     unsafe { call(libc::SYS_gettid, 0, 0, 0, 0, 0, 0) as u32 }
 }
 
+/// Where the calling task's list of robust locks begins; 0 if it has none.
+pub fn robust_list() -> usize {
+    let (mut head, mut len) = (0usize, 0usize);
+    // SAFETY: room for both.
+    unsafe {
+        call(libc::SYS_get_robust_list, 0, &raw mut head as usize, &raw mut len as usize, 0, 0, 0);
+    }
+    head
+}
+
 /// What tells libc's threads apart without a system call: the address of the thread control block, which stands
 /// at its own start (System V ABI, x86-64 TLS). A raw clone may share its creator's.
 pub fn thread_pointer() -> usize {
     let pointer: usize;
     // SAFETY: libc has set the fs base before it runs any library's code.
     unsafe { asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags)) };
+    pointer
+}
+
+/// The stack pointer of the function that this stands in.
+#[inline(always)]
+pub fn stack_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: reads a register.
+    unsafe { asm!("mov {}, rsp", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
     pointer
 }
 

@@ -56,3 +56,34 @@ fn a_process_that_cannot_be_looked_at_delays_another_one() {
         say(&format!("{layer} {account:?}: {}", outcome.stdout.trim_end().replace('\n', "; ")));
     }
 }
+
+/// A handler that comes in the midst of a call is held back until its end, whatever it does; and one that can't be held
+/// back finds a lock that its own thread has, which is taken over.
+#[test]
+fn a_signal_in_the_midst_of_a_call_is_lost_or_breaks_it() {
+    let stage = Stage::new();
+    let signals = Client::program("signals", &["attack/signals.c"]).link("-ldl");
+    let signals = stage.client(&signals);
+    let figure = |outcome: &str, name: &str| {
+        let figure = outcome.split_whitespace().find_map(|word| word.strip_prefix(name));
+        figure.and_then(|figure| figure.strip_prefix('=')?.parse::<u64>().ok())
+    };
+    for account in Account::available() {
+        let ways = [("notify", "calls"), ("inline,notify", "calls"), ("notify", "forks"), ("notify", "raw")];
+        for (layers, way) in ways {
+            let least = if way == "raw" { 5 } else { 50 };
+            let program = stage.program(Mode::Run, account, &signals);
+            let program = program.args(["2000", &least.to_string(), way]);
+            let outcome = program.layers(layers).limit(Duration::from_secs(120)).run();
+            outcome.assert_success();
+            say(&format!("{way} {layers} {account:?}: {}", outcome.stdout.trim_end()));
+            let (moved, held) = (figure(&outcome.stdout, "counter"), figure(&outcome.stdout, "held"));
+            match way {
+                "raw" => assert!(moved >= Some(least), "{outcome}"),
+                // A fork is reported as more than it changes.
+                "forks" => assert!(held >= Some(least), "{outcome}"),
+                _ => assert!(held >= Some(least) && moved == Some(0), "{outcome}"),
+            }
+        }
+    }
+}

@@ -119,6 +119,12 @@ impl Engine {
         self.arena().header().request.store(0, Release);
     }
 
+    /// True if [`Engine::take_request`] may find one.
+    #[inline]
+    pub fn is_requested(&self) -> bool {
+        self.arena().header().request.load(Relaxed) != 0
+    }
+
     /// The number of a request that nobody else has taken; one load where there is none.
     #[inline]
     pub fn take_request(&self) -> Option<u32> {

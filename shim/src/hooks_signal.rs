@@ -1,0 +1,284 @@
+//! sigaction(2) and its kin: handlers are entered by stubs, which hold them back while the thread is inside a
+//! [section](crate::section).
+//!
+//! A stub belongs to one handler for good, whatever signals it is installed for: so nothing has to be changed when a
+//! handler is installed, and a vfork child, which has dispositions of its own but our memory, disturbs nobody. A stub
+//! jumps to its handler, which finds registers and stack as the kernel made them.
+//!
+//! Left alone: faults, which can't wait, and the functions that nobody uses any more (sigset, sigvec).
+
+use core::arch::global_asm;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::{held, next, section, sys, thread};
+
+/// Handlers beyond that number are left alone as well.
+const STUBS: usize = 256;
+/// Bytes of a stub.
+const STUB: usize = 16;
+
+/// The handlers of the stubs, each set once.
+static HANDLERS: [AtomicUsize; STUBS] = [const { AtomicUsize::new(0) }; STUBS];
+
+unsafe extern "C" {
+    fn ummunotify_signal_stubs();
+}
+
+global_asm!(
+    ".pushsection .text.ummunotify_signal,\"ax\",@progbits",
+    ".p2align 6",
+    ".type ummunotify_signal_stubs,@function",
+    "ummunotify_signal_stubs:",
+    ".cfi_startproc",
+    ".set ummunotify_stub, 0",
+    ".rept {stubs}",
+    ".p2align 4",
+    "endbr64",
+    "mov r11d, ummunotify_stub",
+    "jmp 2f",
+    ".set ummunotify_stub, ummunotify_stub + 1",
+    ".endr",
+    "2:",
+    "mov rax, qword ptr [rip + ummunotify_thread@GOTTPOFF]",
+    "cmp qword ptr fs:[rax + {section}], 0",
+    "jne 4f",
+    "3:",
+    "lea rax, [rip + {handlers}]",
+    "mov r11, [rax + 8*r11]",
+    // As the kernel leaves it: no vector register holds an argument.
+    "xor eax, eax",
+    "notrack jmp r11",
+    "4:",
+    "push rdi",
+    ".cfi_adjust_cfa_offset 8",
+    "push rsi",
+    ".cfi_adjust_cfa_offset 8",
+    "push rdx",
+    ".cfi_adjust_cfa_offset 8",
+    "push r11",
+    ".cfi_adjust_cfa_offset 8",
+    "lea rsp, [rsp - 8]",
+    ".cfi_adjust_cfa_offset 8",
+    "mov rcx, r11",
+    "lea r8, [rsp + 40]",
+    "call {must_wait}",
+    "test rax, rax",
+    "jnz 6f",
+    ".cfi_remember_state",
+    "lea rsp, [rsp + 8]",
+    ".cfi_adjust_cfa_offset -8",
+    "pop r11",
+    ".cfi_adjust_cfa_offset -8",
+    "pop rdx",
+    ".cfi_adjust_cfa_offset -8",
+    "pop rsi",
+    ".cfi_adjust_cfa_offset -8",
+    "pop rdi",
+    ".cfi_adjust_cfa_offset -8",
+    "jmp 3b",
+    ".cfi_restore_state",
+    // Goes on with what was interrupted, as rt_sigreturn would, but for the mask.
+    "6:",
+    "mov rbx, rax",
+    // The vector registers. FP_XSTATE_MAGIC1 says that there is more than FXSAVE's (struct _fpx_sw_bytes).
+    "mov rcx, [rbx + 224]",
+    "test rcx, rcx",
+    "jz 8f",
+    "cmp dword ptr [rcx + 464], 0x46505853",
+    "jne 7f",
+    "mov eax, [rcx + 472]",
+    "mov edx, [rcx + 476]",
+    "xrstor64 [rcx]",
+    "jmp 8f",
+    "7:",
+    "fxrstor64 [rcx]",
+    "8:",
+    // struct sigcontext. The last two come by way of the stack, from below its red zone, where the frame was.
+    "mov rcx, [rbx + 160]",
+    "mov rax, [rbx + 168]",
+    "mov [rcx - 136], rax",
+    "mov rax, [rbx + 176]",
+    "mov [rcx - 144], rax",
+    "mov r8, [rbx + 40]",
+    "mov r9, [rbx + 48]",
+    "mov r10, [rbx + 56]",
+    "mov r11, [rbx + 64]",
+    "mov r12, [rbx + 72]",
+    "mov r13, [rbx + 80]",
+    "mov r14, [rbx + 88]",
+    "mov r15, [rbx + 96]",
+    "mov rdi, [rbx + 104]",
+    "mov rsi, [rbx + 112]",
+    "mov rbp, [rbx + 120]",
+    "mov rdx, [rbx + 136]",
+    "mov rax, [rbx + 144]",
+    "lea rsp, [rcx - 144]",
+    "mov rcx, [rbx + 152]",
+    "mov rbx, [rbx + 128]",
+    "popfq",
+    "ret 128",
+    ".cfi_endproc",
+    ".size ummunotify_signal_stubs, . - ummunotify_signal_stubs",
+    // Called at the end of a section with the handler that waits. Its return is the return from here.
+    ".type ummunotify_signal_enter,@function",
+    "ummunotify_signal_enter:",
+    ".cfi_startproc",
+    "push rbx",
+    "push rbp",
+    "push r12",
+    "push r13",
+    "push r14",
+    "push r15",
+    "mov r12, rsp",
+    // The frame's place: below us, and as far from a line's start as the kernel had it; or where it is.
+    "mov rcx, [rdi + {len}]",
+    "mov rax, [rdi + {frame}]",
+    "test rcx, rcx",
+    "jz 9f",
+    "lea rdx, [rsp - 192]",
+    "sub rdx, rcx",
+    "and rdx, -64",
+    "and eax, 63",
+    "add rax, rdx",
+    "9:",
+    "mov rbx, rax",
+    "lea rsp, [rax - 8]",
+    "mov rsi, rax",
+    "mov rdx, r12",
+    "call {build}",
+    "mov rsp, rbx",
+    "mov rdi, [r12]",
+    "mov rsi, [r12 + 8]",
+    "mov rdx, [r12 + 16]",
+    "mov r11, [r12 + 24]",
+    "jmp 3b",
+    ".cfi_endproc",
+    ".size ummunotify_signal_enter, . - ummunotify_signal_enter",
+    ".popsection",
+    stubs = const STUBS,
+    handlers = sym HANDLERS,
+    section = const thread::SECTION,
+    must_wait = sym must_wait,
+    len = const held::LEN,
+    frame = const held::FRAME,
+    build = sym held::build,
+);
+
+/// Whether the handler has to wait: then the registers to go on with, else 0.
+extern "C" fn must_wait(
+    signal: c_int,
+    information: *const c_void,
+    context: *const libc::ucontext_t,
+    stub: usize,
+    frame: usize,
+) -> *const libc::ucontext_t {
+    // SAFETY: the stub passes on what the kernel gave it.
+    if !unsafe { section::is_interrupted(context) } {
+        return core::ptr::null();
+    }
+    // SAFETY: as above.
+    unsafe { held::keep(signal, information.addr(), context, stub, frame) }
+}
+
+/// Enters the handler that waits, and returns when it does.
+#[cold]
+pub fn enter(held: &held::Held) {
+    unsafe extern "C" {
+        fn ummunotify_signal_enter(held: &held::Held);
+    }
+    // SAFETY: the signal was held back in this thread, and all are blocked.
+    unsafe { ummunotify_signal_enter(held) };
+}
+
+fn address(stub: usize) -> usize {
+    ummunotify_signal_stubs as *const () as usize + stub * STUB
+}
+
+/// The stub of a handler; the handler itself where it is left alone, or there are no stubs left.
+fn stub_for(signal: c_int, handler: usize) -> usize {
+    let fault = matches!(
+        signal,
+        libc::SIGSEGV
+            | libc::SIGBUS
+            | libc::SIGILL
+            | libc::SIGFPE
+            | libc::SIGTRAP
+            | libc::SIGSYS
+            | libc::SIGABRT
+    );
+    if fault || handler == libc::SIG_DFL || handler == libc::SIG_IGN || handler == libc::SIG_ERR {
+        return handler;
+    }
+    for (stub, place) in HANDLERS.iter().enumerate() {
+        let taken = match place.load(Ordering::Acquire) {
+            0 => place
+                .compare_exchange(0, handler, Ordering::AcqRel, Ordering::Acquire)
+                .map_or_else(|now| now, |_| handler),
+            taken => taken,
+        };
+        if taken == handler {
+            return address(stub);
+        }
+    }
+    handler
+}
+
+/// What a program is told of the handler that the kernel has.
+fn handler_of(installed: usize) -> usize {
+    let offset = installed.wrapping_sub(address(0));
+    if offset >= STUBS * STUB || !offset.is_multiple_of(STUB) {
+        return installed;
+    }
+    HANDLERS.get(offset / STUB).map_or(installed, |handler| handler.load(Ordering::Acquire))
+}
+
+macro_rules! sigaction_hooks {
+    ($($hook:ident $name:literal;)*) => {$(
+        /// sigaction(2).
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $hook(
+            signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction,
+        ) -> c_int {
+            let wrapped;
+            let mut passed = new;
+            if !new.is_null() {
+                // SAFETY: libc reads it as well.
+                let action = unsafe { *new };
+                wrapped = libc::sigaction { sa_sigaction: stub_for(signal, action.sa_sigaction), ..action };
+                passed = &raw const wrapped;
+            }
+            let result = next!($name as fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+                (signal, passed, old); { sys::set_errno(libc::ENOSYS); -1 });
+            if result == 0 && !old.is_null() {
+                // SAFETY: libc has written it.
+                unsafe { (*old).sa_sigaction = handler_of((*old).sa_sigaction) };
+            }
+            result
+        }
+    )*};
+}
+
+sigaction_hooks! {
+    sigaction c"sigaction";
+    __sigaction c"__sigaction";
+}
+
+macro_rules! signal_hooks {
+    ($($hook:ident $name:literal;)*) => {$(
+        /// signal(2), as BSD had it: the handler stays.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $hook(signal: c_int, handler: usize) -> usize {
+            handler_of(next!($name as fn(c_int, usize) -> usize; (signal, stub_for(signal, handler)); {
+                sys::set_errno(libc::ENOSYS);
+                libc::SIG_ERR
+            }))
+        }
+    )*};
+}
+
+signal_hooks! {
+    signal c"signal";
+    bsd_signal c"bsd_signal";
+    ssignal c"ssignal";
+}

@@ -1,0 +1,107 @@
+//! Sections in which no signal handler runs, without a system call.
+//!
+//! A handler that interrupts a holder of the arena's lock could use the device and wait for that lock, leave by
+//! siglongjmp and hold it for ever, fork a process that goes on without the arena, or keep other threads waiting. To
+//! block all signals takes two system calls. Instead a word says that the thread is inside; the handlers that were
+//! installed through libc are entered by a stub that looks at it ([`crate::hooks_signal`]). If it is set the stub blocks
+//! all signals, keeps what the kernel said of this one ([`crate::held`]), and goes on with the code that was interrupted.
+//! The end of the section enters the handler: to it, the signal came a little later. Stack, order, and what it is told are
+//! as they were.
+//!
+//! What this doesn't hold back is a handler that a program installs by a system call instruction of its own. The engine
+//! stands it: a lock that its own owner asks for is taken over, and everything is invalid.
+//!
+//! A wait in a section may end with EINTR for the sake of a handler that then does nothing. Who talks to the supervisor
+//! blocks the signals.
+
+use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{Ordering, compiler_fence};
+
+use crate::thread::{self, Thread};
+use crate::{hooks_signal, sys};
+
+/// How far below its beginning a section may use the stack.
+const DEPTH: usize = 16 << 10;
+
+/// As long as it lives this thread runs no handler.
+pub struct Section(Held);
+
+enum Held {
+    /// By the word.
+    Word(&'static Thread),
+    /// By blocking signals, as somebody is inside already who has the same storage: a handler that wasn't held back,
+    /// what it interrupted, or another task.
+    Mask(#[expect(dead_code, reason = "undone when it goes")] sys::SignalsBlocked),
+}
+
+impl Section {
+    /// Begins one.
+    #[inline(always)]
+    pub fn enter() -> Self {
+        let thread = thread::current();
+        let here = sys::stack_pointer();
+        match thread.section.compare_exchange(0, here, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => Self(Held::Word(thread)),
+            Err(_) => Self(Held::Mask(sys::SignalsBlocked::new())),
+        }
+    }
+
+    /// The kernel's id of the calling task.
+    #[inline(always)]
+    pub fn task(&self) -> u32 {
+        match &self.0 {
+            Held::Word(thread) => thread.id(),
+            Held::Mask(_) => sys::gettid(),
+        }
+    }
+}
+
+impl Drop for Section {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Held::Word(thread) = &self.0 {
+            thread.section.store(0, Ordering::Release);
+            compiler_fence(Ordering::SeqCst);
+            let held = thread.held.load(Ordering::Relaxed);
+            if held != 0 {
+                // SAFETY: what is held back for this thread is held until it has been entered.
+                hooks_signal::enter(unsafe { &*with_exposed_provenance(held) });
+            }
+        }
+    }
+}
+
+/// True if a signal has interrupted the code of a section, and no other is held back.
+///
+/// # Safety
+/// The context is the one that the kernel gives to a handler.
+pub unsafe fn is_interrupted(context: *const libc::ucontext_t) -> bool {
+    let thread = thread::current();
+    let begun = thread.section.load(Ordering::Relaxed);
+    // SAFETY: promised by the caller; the kernel fills all of it, whatever the flags.
+    let registers = unsafe { &(*context).uc_mcontext.gregs };
+    let [stack, code] = [libc::REG_RSP, libc::REG_RIP].map(|n| registers[n as usize] as usize);
+    // Another task has the same storage, or somebody has left a section by siglongjmp: the word isn't about this code.
+    // What waits in the kernel for others isn't inside either, unless it is our own call.
+    let inside = stack <= begun && begun - stack < DEPTH && (is_ours(code) || !is_behind_syscall(code));
+    inside && thread.held.load(Ordering::Relaxed) == 0
+}
+
+// Ours, not the program's.
+core::arch::global_asm!(".hidden etext", ".hidden __ehdr_start");
+
+fn is_ours(code: usize) -> bool {
+    unsafe extern "C" {
+        #[link_name = "__ehdr_start"]
+        static START: u8;
+        #[link_name = "etext"]
+        static END: u8;
+    }
+    ((&raw const START).addr()..(&raw const END).addr()).contains(&code)
+}
+
+fn is_behind_syscall(code: usize) -> bool {
+    // SAFETY: the instruction before the one that was interrupted, or bytes in front of it: code is mapped by pages, and
+    // a function doesn't begin with the first two bytes of a mapping that follows nothing (an ELF header lies there).
+    unsafe { (code as *const [u8; 2]).sub(1).read() == [0x0f, 0x05] }
+}
