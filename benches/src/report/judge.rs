@@ -86,6 +86,7 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
             Row::at_most(format!("{work}, beyond native, guest"), Unit::Instructions, 160.0)
                 .value(beyond(sources, work, 0, OURS, "native")),
         );
+        floor(rows, sources, work, work);
     }
     for work in ["mmap", "raw-mmap"] {
         let by = if work == "mmap" { "libc" } else { "an instruction" };
@@ -97,7 +98,19 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
             Row::at_most(format!("plain mmap by {by}, beyond native, guest"), Unit::Instructions, 250.0)
                 .value(beyond(sources, work, 0, OURS, "native")),
         );
+        floor(rows, sources, work, &format!("plain mmap by {by}"));
     }
+}
+
+/// What a filter costs that has nothing to say of the call.
+fn floor(rows: &mut Vec<Row>, sources: &Sources, work: &str, what: &str) {
+    let cell = sources.bench.as_ref().and_then(|bench| bench.cell(work, None, BARE));
+    let figure = format!("{what}, beyond native, a filter for munmap alone");
+    rows.push(Row::told(figure.clone(), Unit::Nanoseconds).spread(cell.and_then(|cell| cell.extra)));
+    rows.push(
+        Row::told(format!("{figure}, guest"), Unit::Instructions)
+            .value(beyond(sources, work, 0, BARE, "native")),
+    );
 }
 
 fn misses(rows: &mut Vec<Row>, sources: &Sources) {
