@@ -40,10 +40,12 @@ for program in cc python3; do
 done
 
 say "in turns, $rounds rounds"
-take getppid read write mmap raw-mmap raw-munmap thread exec exec-bare malloc "${programs[@]}" run-true counter contexts-8 waited-hit epoll-hit \
-	register register-random events-1 events-100 munmap hit munmap-64k hit-64k madvise free
+take getppid read write mmap raw-mmap raw-munmap thread exec exec-bare malloc "${programs[@]}" run-true counter contexts-8 register register-random events-1 events-100 munmap hit munmap-64k hit-64k madvise free
 "$binary" bench --rounds "$rounds" "${against[@]}" "${peers[@]}" "${works[@]}" --regions 0 --regions 10 --regions 64 \
 	--regions 1000000 --json "$parts/bench.json" >"$parts/bench.txt"
+# In processes of their own: once somebody may poll the descriptor, each read keeps it in order for good.
+take waited-hit epoll-hit
+"$binary" bench --rounds "$rounds" "${against[@]}" "${works[@]}" --json "$parts/polled.json" >"$parts/polled.txt"
 say 'the same with everything on one processor'
 take thread exec exec-bare raw-munmap munmap hit
 "$binary" bench --one-processor --rounds "$rounds" "${against[@]}" "${peers[@]}" "${works[@]}" --regions 0 \
@@ -75,7 +77,7 @@ if command -v python3 >/dev/null; then
 	"$binary" run --backend emulated --trap inline,notify -- python3 "$top/benches/memory.py" >>"$parts/numbers.txt"
 fi
 
-sources=(--bench "$parts/bench.json" --one-processor "$parts/one-processor.json" --engine "$parts/engine.txt"
+sources=(--bench "$parts/bench.json" --bench "$parts/polled.json" --one-processor "$parts/one-processor.json" --engine "$parts/engine.txt"
 	--numbers "$parts/numbers.txt")
 if [ "${NO_GUEST:-0}" = 1 ]; then
 	echo 'SKIPPED guest: NO_GUEST is set'

@@ -113,23 +113,20 @@ fn exchange_features(ticket: &Ticket, fd: c_int, argument: *mut c_void) -> Resul
 fn register(ticket: &Ticket, host: &ClientHost, fd: c_int, region: &Register) -> Result<(), c_int> {
     let args = [region.start, region.end, region.cookie, 0, 0, 0];
     let range = PageRange::new(region.start, region.end);
-    change(ticket, fd, Op::Register, args, |engine| {
-        // The look at what is mapped is due at the first hit, in the midst of a munmap, if it isn't taken here.
-        let mapped = engine.opener_records() && !range.is_empty() && sys::is_mapped(range);
-        register_here(engine, host, fd, range, region.cookie, mapped)
-    })
+    change(ticket, fd, Op::Register, args, |engine| register_here(engine, host, fd, range, region.cookie))
 }
 
-/// REGISTER_REGION in our own mapping of the arena; `mapped` if each page is known to be.
+/// REGISTER_REGION in our own mapping of the arena.
 pub fn register_here(
     engine: &Engine,
     host: &ClientHost,
     fd: c_int,
     range: PageRange,
     cookie: u64,
-    mapped: bool,
 ) -> Result<(), Refusal> {
     engine.mark_used();
+    // The look at what is mapped is due at the first hit, in the midst of a munmap, if it isn't taken here.
+    let mapped = engine.opener_records() && !range.is_empty() && sys::is_mapped(range);
     let counter = engine.counter();
     let done = if mapped {
         engine.register_mapped(host, range, cookie)

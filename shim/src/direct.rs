@@ -71,12 +71,8 @@ unsafe fn with(
 
 unsafe extern "C" fn register(lease: *const Lease, fd: c_int, start: u64, end: u64, cookie: u64) -> isize {
     let range = PageRange::new(start, end);
-    // Whether it is mapped is left to be looked for at its first hit: a system call here would double the price.
-    let register = |engine: &Engine, host: &ClientHost| {
-        device::register_here(engine, host, fd, range, cookie, false).map(|()| 0)
-    };
     // SAFETY: promised by the caller.
-    unsafe { with(lease, register) }
+    unsafe { with(lease, |engine, host| device::register_here(engine, host, fd, range, cookie).map(|()| 0)) }
 }
 
 unsafe extern "C" fn unregister(lease: *const Lease, fd: c_int, cookie: u64) -> isize {

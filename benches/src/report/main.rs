@@ -18,14 +18,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 
-use self::source::Sources;
+use self::source::{Bench, Sources};
 
 #[derive(Parser, Debug)]
 #[command(about = "All figures beside their limits: which hold, which don't, which weren't measured")]
 struct Arguments {
-    /// What `ummunotify bench --json` wrote
+    /// What `ummunotify bench --json` wrote; of several, what the first doesn't have is added
     #[arg(long, value_name = "FILE")]
-    bench: Option<PathBuf>,
+    bench: Vec<PathBuf>,
     /// The same of a run with --one-processor
     #[arg(long, value_name = "FILE")]
     one_processor: Option<PathBuf>,
@@ -45,8 +45,16 @@ struct Arguments {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    let mut bench: Option<Bench> = None;
+    for path in &arguments.bench {
+        let more: Option<Bench> = json(Some(path))?;
+        match (&mut bench, more) {
+            (Some(bench), Some(more)) => bench.lines.extend(more.lines),
+            (_, more) => bench = more,
+        }
+    }
     let sources = Sources {
-        bench: json(arguments.bench.as_deref())?,
+        bench,
         one_processor: json(arguments.one_processor.as_deref())?,
         guest: json(arguments.guest.as_deref())?,
         engine: text(arguments.engine.as_deref())?.map(|text| source::engine_lines(&text)),
