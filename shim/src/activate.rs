@@ -19,7 +19,7 @@ use crate::keeper::{self, Launch, STACK};
 use crate::log::{self, Part};
 use crate::owner::Opening;
 use crate::program::{self, Path};
-use crate::{environment, inline, layer, sys, table, userfault};
+use crate::{environment, inline, layer, owner, sys, table, userfault};
 
 /// The token of the supervisor whose filter we are under; 0 if there is none.
 ///
@@ -56,9 +56,9 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
         }
         errno => refused(errno, 0),
     })?;
-    let gate = if layers.inline { inline::offer() } else { 0 };
+    let [calls, tasks] = if layers.inline { inline::offer() } else { [0; 2] };
     let ask = |connection: &Connection, fresh: bool, scratch: &mut Scratch| {
-        let args = [flags as u32 as u64, u64::from(fresh), gate, 0, 0, 0];
+        let args = [flags as u32 as u64, u64::from(fresh), calls, tasks, 0, 0];
         connection.ask(Op::Open, args, None, &mut scratch.reply)
     };
     let mut met = None;
@@ -166,6 +166,7 @@ fn mark_space(marker: &Owned) -> Result<(), c_int> {
     }
     sys::madvise(at as usize, 4096, libc::MADV_DONTFORK);
     sys::madvise(at as usize, 4096, libc::MADV_DONTDUMP);
+    owner::be_opener();
     Ok(())
 }
 

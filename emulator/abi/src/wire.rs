@@ -44,7 +44,7 @@ pub const MAGIC: u32 = 0x4d4d_5531;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Open a context in the caller's address space. args: flags of open, 1 if the caller needs a filter, the
-    /// address of its gate or 0.
+    /// addresses of its gate for calls and of that for tasks, or 0.
     /// Reply descriptors: the pipe's read end, the arena, the counter (writable) and, if reply args[3] is 1,
     /// the space marker: a page to map shared, MADV_DONTFORK, for as long as the address space exists.
     /// Reply args: context number, pipe inode, token, marker follows, [`INLINE_GRANTED`], [`INLINE_MUNMAP`] and

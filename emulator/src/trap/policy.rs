@@ -14,12 +14,20 @@ pub const X32_BIT: u32 = 0x4000_0000;
 /// What is trapped beside the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Policy {
-    /// The return address of the one `syscall` instruction whose calls were recorded before they are made:
     /// 64-bit calls that come from there are let through.
-    pub gate: Option<u64>,
+    pub gate: Option<Gate>,
     /// The device's own calls are trapped too, for programs into which nothing can be preloaded. What reads and
     /// maps is told by the descriptor's number, which lies in this band.
     pub device: Option<Band>,
+}
+
+/// Return addresses of the `syscall` instructions of the inline layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gate {
+    /// Of the one whose calls were recorded before they are made.
+    pub calls: u64,
+    /// Of the one by which clone3 is made where it makes a thread or a vfork child.
+    pub tasks: u64,
 }
 
 /// Numbers that are kept for descriptors of the device: `first` up to and with `last`.
