@@ -36,6 +36,15 @@ pub fn hello() -> Result<u64, c_int> {
     }
 }
 
+/// Whether we are under the filter of a supervisor, of whatever version, alive or dead.
+pub fn is_filtered() -> bool {
+    // SAFETY: integers; no kernel knows the option (EINVAL).
+    let answer =
+        unsafe { sys::call(libc::SYS_prctl, wire::HELLO_PRCTL as usize, wire::PRESENT as usize, 0, 0, 0, 0) };
+    // Those of other versions ask their supervisor.
+    answer >= 0 || matches!(-answer as c_int, wire::PRESENT_ERRNO | libc::ENOSYS | libc::EPROTONOSUPPORT)
+}
+
 /// Opens the device. Explains a failure on standard error.
 ///
 /// # Errors

@@ -14,6 +14,11 @@ pub const WIRE_VERSION: u32 = 3;
 /// `prctl` option that no kernel knows (`"UMMU"`): EINVAL where no supervisor's filter is inherited.
 pub const HELLO_PRCTL: u64 = 0x554d_4d55;
 
+/// In the place of the version: whether such a filter is there. It answers by itself with [`PRESENT_ERRNO`].
+pub const PRESENT: u64 = 0;
+/// What no kernel answers to a `prctl`: EISNAM.
+pub const PRESENT_ERRNO: i32 = 120;
+
 /// Whether the filter of the supervisor with that token traps the device's own calls too, so that programs without
 /// a shim find the device.
 pub const fn serves_static(token: u64) -> bool {

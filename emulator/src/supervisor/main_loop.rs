@@ -577,6 +577,7 @@ impl MainLoop {
                 self.ring(tid, inode);
                 return self.answer_with(held, 0);
             }
+            Decoded::Present => return self.deny(held, wire::PRESENT_ERRNO),
             Decoded::Ignore => return self.proceed(held),
             // Numbers of threads that have ended may come back as the child's.
             Decoded::Fork(_) => self.members.clear(),
@@ -617,7 +618,8 @@ impl MainLoop {
             (Decoded::Operation(operation) | Decoded::Fork(operation), Home::Perhaps(spaces)) => {
                 self.operation(trapped, spaces, true, operation);
             }
-            (_, Home::Elsewhere) | (Decoded::Ignore | Decoded::Hello { .. } | Decoded::Ring { .. }, _) => {
+            (_, Home::Elsewhere)
+            | (Decoded::Ignore | Decoded::Hello { .. } | Decoded::Present | Decoded::Ring { .. }, _) => {
                 self.proceed(held);
             }
         }

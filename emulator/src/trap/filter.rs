@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use nix::errno::Errno;
+use ummunotify_abi::wire::{PRESENT, PRESENT_ERRNO};
 
 use crate::trap::bpf::{Assembler, JUMP_ANY_BIT, JUMP_AT_LEAST, JUMP_EQUAL, Label, SockFilter};
 use crate::trap::policy::{
@@ -135,6 +136,8 @@ struct Builder {
     gate: Label,
     /// The same for calls that make tasks.
     tasks: Label,
+    /// Says that the filter is there.
+    present: Label,
     band: Option<Band>,
     /// Argument tests to be written behind the trees, each once: test, where it begins, where it notifies.
     tests: Vec<(Test, Label, Label)>,
@@ -143,8 +146,8 @@ struct Builder {
 impl Builder {
     fn new(band: Option<Band>) -> Self {
         let mut asm = Assembler::new();
-        let (allow, notify, gate, tasks) = (asm.label(), asm.label(), asm.label(), asm.label());
-        Self { asm, allow, notify, gate, tasks, band, tests: Vec::new() }
+        let [allow, notify, gate, tasks, present] = std::array::from_fn(|_| asm.label());
+        Self { asm, allow, notify, gate, tasks, present, band, tests: Vec::new() }
     }
 
     /// Where each number goes.
@@ -224,6 +227,10 @@ impl Builder {
                 }
                 None => self.asm.goto(no),
             },
+            Test::NotPresence => {
+                self.asm.load(low(1));
+                self.asm.branch(JUMP_EQUAL, PRESENT as u32, self.present, yes);
+            }
             Test::Each(tests) => self.chain(tests, |next| (next, no), yes, no),
             Test::Some(tests) => self.chain(tests, |next| (yes, next), yes, no),
         }
@@ -265,6 +272,8 @@ impl Builder {
         }
         self.asm.bind(self.notify);
         self.asm.ret(watched);
+        self.asm.bind(self.present);
+        self.asm.ret(FAIL | PRESENT_ERRNO as u32);
         self.asm.bind(self.allow);
         self.asm.ret(ALLOW);
     }
@@ -392,9 +401,29 @@ mod tests {
     }
 
     fn check(program: &[SockFilter], policy: &Policy, arch: u32, nr: u32, args: &[u64; 6], ip: u64) {
-        let expected = if watched(arch, nr, args, ip, policy) { NOTIFY } else { ALLOW };
+        let hello = arch == ARCH_X86_64
+            && i64::from(nr & !X32_BIT) == libc::SYS_prctl
+            && args[0] as u32 == 0x554d_4d55;
+        let expected = match watched(arch, nr, args, ip, policy) {
+            // EISNAM.
+            _ if hello && args[1] as u32 == 0 => 0x0005_0078,
+            true => NOTIFY,
+            false => ALLOW,
+        };
         let (got, _) = interpreter::run(program, &data(arch, nr, args, ip));
         assert_eq!(got, expected, "arch {arch:#x} nr {nr:#x} args {args:x?} ip {ip:#x} {policy:x?}");
+    }
+
+    #[test]
+    fn a_shim_that_says_hello_is_answered_by_the_filter() {
+        let (nr, hello) = (libc::SYS_prctl as u32, ummunotify_abi::wire::HELLO_PRCTL);
+        for policy in POLICIES {
+            let program = Filter::build(&policy);
+            for second in [ummunotify_abi::wire::WIRE_VERSION.into(), ummunotify_abi::wire::RING_PRCTL] {
+                let call = data(ARCH_X86_64, nr, &[hello, second, 0, 0, 0, 0], 0);
+                assert_eq!(interpreter::run(&program, &call).0, NOTIFY, "{policy:x?} {second:#x}");
+            }
+        }
     }
 
     #[test]

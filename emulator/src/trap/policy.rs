@@ -70,6 +70,8 @@ pub enum Test {
     NotZero(u8),
     /// The argument's low word lies in the band of [`Policy::device`].
     InBand(u8),
+    /// The second argument isn't [`ummunotify_abi::wire::PRESENT`]: such a call the filter answers by itself.
+    NotPresence,
     /// Each of these.
     Each(&'static [Test]),
     /// At least one of these.
@@ -191,7 +193,8 @@ const COPIES_OR_SHARES: Test =
     Test::Some(&[Test::NoBit(0, CLONE_VM), Test::NoBit(0, CLONE_THREAD | CLONE_VFORK)]);
 /// Anything but plain allocation.
 const DEALLOCATES: Test = Test::NoneOf(1, &[0, KEEP_SIZE, UNSHARE_RANGE]);
-const HELLO: Test = Test::OneOf(0, &[ummunotify_abi::wire::HELLO_PRCTL as u32]);
+const HELLO: Test =
+    Test::Each(&[Test::OneOf(0, &[ummunotify_abi::wire::HELLO_PRCTL as u32]), Test::NotPresence]);
 
 /// Requests of ioctl that the VFS answers for any file: FIONCLEX, FIOCLEX, FIONBIO, FIOASYNC.
 const ANY_FILES: &[u32] = &[0x5450, 0x5451, 0x5421, 0x5452];
