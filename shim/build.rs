@@ -5,15 +5,19 @@ const IMAGE_BASE: &str = "-Wl,--image-base=0x700000000000";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Both must be named as needed whatever the build host's libc is made of: without libc a library that is
-    // loaded RTLD_LOCAL or into another namespace finds nothing behind itself, and before glibc 2.34 dlsym
-    // lives in libdl, whose newer development packages hold an empty archive only: hence the file's full name.
-    // It stays loaded: patched sites jump into it.
+    // libc must be named as needed: without it a library that is loaded RTLD_LOCAL or into another namespace finds
+    // nothing behind itself. Before glibc 2.34 dlsym lives in libdl, whose newer development packages hold an empty
+    // archive only: hence the file's full name. Where it isn't needed every program would load it for nothing.
+    // The library stays loaded: patched sites jump into it.
     for argument in [
         "-Wl,--no-as-needed",
-        "-l:libdl.so.2",
         "-lc",
+        "-Wl,--as-needed",
+        "-l:libdl.so.2",
+        "-Wl,--no-as-needed",
         "-Wl,-z,now",
+        // One piece less for the loader to map, by a call that an inherited filter traps.
+        "-Wl,--no-rosegment",
         "-Wl,-z,nodelete",
         IMAGE_BASE,
         "-Wl,-soname,libummunotify_shim.so",

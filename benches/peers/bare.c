@@ -29,6 +29,12 @@
 #define SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (1UL << 5)
 #endif
 
+/* linux/seccomp.h of 6.6 */
+#ifndef SECCOMP_IOCTL_NOTIF_SET_FLAGS
+#define SECCOMP_IOCTL_NOTIF_SET_FLAGS SECCOMP_IOW(4, __u64)
+#define SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP (1UL << 0)
+#endif
+
 static void die(const char *what)
 {
 	fprintf(stderr, "peers/bare: %s: %s\n", what, strerror(errno));
@@ -71,6 +77,8 @@ static void supervise(int listener)
 	answer = calloc(1, sizes.seccomp_notif_resp);
 	if (notification == NULL || answer == NULL)
 		die("calloc");
+	/* Older kernels wake whom they wake anywhere. */
+	ioctl(listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP);
 	for (;;) {
 		struct pollfd ready = { listener, POLLIN, 0 };
 

@@ -19,7 +19,7 @@ use crate::keeper::{self, Launch, STACK};
 use crate::log::{self, Part};
 use crate::owner::Opening;
 use crate::program::{self, Path};
-use crate::{environment, inline, layer, sys, table, userfault};
+use crate::{environment, inline, layer, owner, sys, table, userfault};
 
 /// The token of the supervisor whose filter we are under; 0 if there is none.
 ///
@@ -34,6 +34,15 @@ pub fn hello() -> Result<u64, c_int> {
         errno @ (libc::ENOSYS | libc::EPROTONOSUPPORT) if token < 0 => Err(errno),
         _ => Ok(u64::try_from(token).unwrap_or(0)),
     }
+}
+
+/// Whether we are under the filter of a supervisor, of whatever version, alive or dead.
+pub fn is_filtered() -> bool {
+    // SAFETY: integers; no kernel knows the option (EINVAL).
+    let answer =
+        unsafe { sys::call(libc::SYS_prctl, wire::HELLO_PRCTL as usize, wire::PRESENT as usize, 0, 0, 0, 0) };
+    // Those of other versions ask their supervisor.
+    answer >= 0 || matches!(-answer as c_int, wire::PRESENT_ERRNO | libc::ENOSYS | libc::EPROTONOSUPPORT)
 }
 
 /// Opens the device. Explains a failure on standard error.
@@ -56,9 +65,9 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
         }
         errno => refused(errno, 0),
     })?;
-    let gate = if layers.inline { inline::offer() } else { 0 };
+    let [calls, tasks] = if layers.inline { inline::offer() } else { [0; 2] };
     let ask = |connection: &Connection, fresh: bool, scratch: &mut Scratch| {
-        let args = [flags as u32 as u64, u64::from(fresh), gate, 0, 0, 0];
+        let args = [flags as u32 as u64, u64::from(fresh), calls, tasks, 0, 0];
         connection.ask(Op::Open, args, None, &mut scratch.reply)
     };
     let mut met = None;
@@ -166,6 +175,7 @@ fn mark_space(marker: &Owned) -> Result<(), c_int> {
     }
     sys::madvise(at as usize, 4096, libc::MADV_DONTFORK);
     sys::madvise(at as usize, 4096, libc::MADV_DONTDUMP);
+    owner::be_opener();
     Ok(())
 }
 

@@ -52,7 +52,7 @@ mod userfault;
 
 /// Asks whether a supervisor's filter was inherited: then descriptors may have been, too.
 extern "C" fn construct() {
-    if activate::hello() != Ok(0) {
+    if activate::is_filtered() {
         table::activate();
     }
 }

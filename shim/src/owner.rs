@@ -21,6 +21,8 @@ pub struct Page {
     generation: AtomicU32,
     /// The process of it, so that a vfork child, whose descriptors aren't ours, can be told; 0 if unknown.
     process: AtomicU32,
+    /// The process that opened the device first in this address space; 0 if none did.
+    opener: AtomicU32,
     /// Token of the supervisor of this address space, where no filter tells it; 0 if there is none.
     supervisor: AtomicU64,
     /// Thread id of who opens the device, 0 if nobody.
@@ -35,6 +37,7 @@ const _: () = assert!(size_of::<Page>() == 4096);
 pub static PAGE: Page = Page {
     generation: AtomicU32::new(0),
     process: AtomicU32::new(0),
+    opener: AtomicU32::new(0),
     supervisor: AtomicU64::new(0),
     opening: AtomicU32::new(0),
     list: List::new(),
@@ -83,6 +86,20 @@ fn claim(page: &Page) -> u32 {
             new
         }
         Err(theirs) => theirs,
+    }
+}
+
+/// The caller's process is the first of this address space to open the device.
+pub fn be_opener() {
+    PAGE.opener.store(sys::getpid(), Ordering::Release);
+}
+
+/// True if the caller is known to be a task of another process than the one that opened the device first in this
+/// address space: a vfork child of it, for one.
+pub fn is_guest() -> bool {
+    match PAGE.opener.load(Ordering::Acquire) {
+        0 => false,
+        opener => opener != sys::getpid(),
     }
 }
 

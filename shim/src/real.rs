@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crate::sys;
 
 // The default version of dlsym is GLIBC_2.34 on a build host that new; with it the library wouldn't load on an
-// older one. The old name is kept by every glibc, in libdl before 2.34 (hence the library links libdl).
+// older one. The old name is kept by every glibc, in libdl before 2.34 (see build.rs).
 core::arch::global_asm!(
     ".symver ummunotify_dlsym, dlsym@GLIBC_2.2.5",
     ".symver ummunotify_dlvsym, dlvsym@GLIBC_2.2.5",

@@ -14,6 +14,11 @@ pub const WIRE_VERSION: u32 = 3;
 /// `prctl` option that no kernel knows (`"UMMU"`): EINVAL where no supervisor's filter is inherited.
 pub const HELLO_PRCTL: u64 = 0x554d_4d55;
 
+/// In the place of the version: whether such a filter is there. It answers by itself with [`PRESENT_ERRNO`].
+pub const PRESENT: u64 = 0;
+/// What no kernel answers to a `prctl`: EISNAM.
+pub const PRESENT_ERRNO: i32 = 120;
+
 /// Whether the filter of the supervisor with that token traps the device's own calls too, so that programs without
 /// a shim find the device.
 pub const fn serves_static(token: u64) -> bool {
@@ -44,7 +49,7 @@ pub const MAGIC: u32 = 0x4d4d_5531;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Open a context in the caller's address space. args: flags of open, 1 if the caller needs a filter, the
-    /// address of its gate or 0.
+    /// addresses of its gate for calls and of that for tasks, or 0.
     /// Reply descriptors: the pipe's read end, the arena, the counter (writable) and, if reply args[3] is 1,
     /// the space marker: a page to map shared, MADV_DONTFORK, for as long as the address space exists.
     /// Reply args: context number, pipe inode, token, marker follows, [`INLINE_GRANTED`], [`INLINE_MUNMAP`] and

@@ -33,11 +33,27 @@ pub mod nr {
     pub const MADVISE: u32 = 28;
     /// pkey_mprotect.
     pub const PKEY_MPROTECT: u32 = 329;
+    /// execve.
+    pub const EXECVE: u32 = 59;
+    /// clone3.
+    pub const CLONE3: u32 = 435;
 }
 
-/// All of [`nr`]. Not brk: where the heap ends is the supervisor's to know. Never clone, fork and exec.
+/// The mapping calls of [`nr`]. Not brk: where the heap ends is the supervisor's to know. Never fork.
 pub const NUMBERS: [u32; 6] =
     [nr::MMAP, nr::MPROTECT, nr::MUNMAP, nr::MREMAP, nr::MADVISE, nr::PKEY_MPROTECT];
+
+/// Calls that touch no mapping of the caller's in the usual case, which doesn't show in the registers.
+pub const TASKS: [u32; 2] = [nr::EXECVE, nr::CLONE3];
+
+/// Whether a clone3 with these flags makes a thread, or a child that uses the caller's memory while the caller waits
+/// for it: then nothing is copied, and nobody comes that would have to be known.
+pub const fn shares_memory(flags: u64) -> bool {
+    const CLONE_VM: u64 = 0x100;
+    const CLONE_VFORK: u64 = 0x4000;
+    const CLONE_THREAD: u64 = 0x1_0000;
+    flags & CLONE_VM != 0 && flags & (CLONE_VFORK | CLONE_THREAD) != 0
+}
 
 /// What becomes of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

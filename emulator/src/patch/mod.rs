@@ -1,4 +1,4 @@
-//! Patching the mapping call sites of a process, so that its threads look at a call before it is trapped.
+//! Patching the mapping call sites of a process, and those of clone3 and execve, so that its threads look at a call before it is trapped.
 //!
 //! A site is a `mov $number,%eax` with a `syscall` behind it, in libc or in the loader. The mov, one instruction of
 //! five bytes, is replaced by a jump to a stub, and the `syscall` stays: no thread can stand inside the five bytes,
@@ -181,7 +181,7 @@ mod tests {
                 assert_eq!(stub[3].code(), iced_x86::Code::Jmp_rm64);
             }
         }
-        for number in [9, 10, 11, 25, 28] {
+        for number in [9, 10, 11, 25, 28, 59] {
             assert!(numbers.contains(&number), "no site of call {number}: {numbers:?}");
         }
     }

@@ -2,7 +2,7 @@
 
 use iced_x86::{Code, Decoder, DecoderOptions, Register};
 use ummunotify_abi::PageRange;
-use ummunotify_inline::NUMBERS;
+use ummunotify_inline::{NUMBERS, TASKS, nr};
 
 use super::image::Image;
 
@@ -36,9 +36,13 @@ pub(super) fn find(image: &Image) -> Vec<Site> {
         }
         let number = u32::from_le_bytes([window[1], window[2], window[3], window[4]]);
         let site = Site { at: image.text.start + offset as u64, number };
-        if NUMBERS.contains(&number)
+        if (NUMBERS.contains(&number) || TASKS.contains(&number))
             && let Some(function) = image.bounds.function(site.at, image)
-            && is_sound(&site, function, image.text, text)
+            && if number == nr::CLONE3 {
+                makes_tasks(&site, function, image.text, text)
+            } else {
+                is_sound(&site, function, image.text, text)
+            }
         {
             sites.push(site);
         }
@@ -77,6 +81,42 @@ fn is_sound(site: &Site, function: PageRange, text: PageRange, bytes: &[u8]) -> 
     seen == 2
 }
 
+/// The same of glibc's clone3, whose unwind table ends behind the mov, since the new task has another stack. It must not
+/// use r9, by which that task finds its way back: up to the return that follows the end of such a task.
+fn makes_tasks(site: &Site, function: PageRange, text: PageRange, bytes: &[u8]) -> bool {
+    const R9: [Register; 4] = [Register::R9, Register::R9D, Register::R9W, Register::R9L];
+    /// glibc's has 53 bytes.
+    const LARGEST: usize = 160;
+    if function.start < text.start || function.end != site.at + 5 {
+        return false;
+    }
+    let from = (function.start - text.start) as usize;
+    let Some(code) = bytes.get(from..bytes.len().min(from + LARGEST)) else { return false };
+    let (mut seen, mut calls) = (false, 0);
+    for instruction in Decoder::with_ip(64, code, function.start, DecoderOptions::NONE) {
+        let target = instruction.near_branch_target();
+        let registers = (0..instruction.op_count()).map(|n| instruction.op_register(n));
+        let mut used = registers.chain([instruction.memory_base(), instruction.memory_index()]);
+        if instruction.is_invalid()
+            || target > site.at && target < site.at + 5
+            || used.any(|register| R9.contains(&register))
+        {
+            return false;
+        }
+        seen |= instruction.ip() == site.at && instruction.code() == Code::Mov_r32_imm32;
+        if instruction.code() == Code::Syscall {
+            if calls == 0 && instruction.ip() != site.at + 5 {
+                return false;
+            }
+            calls += 1;
+        }
+        if calls == 2 && instruction.code() == Code::Retnq {
+            return seen;
+        }
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,6 +126,29 @@ mod tests {
     fn sound(code: &[u8], at: u64) -> bool {
         let text = PageRange::new(AT, AT + code.len() as u64);
         is_sound(&Site { at, number: 11 }, text, text, code)
+    }
+
+    /// As glibc 2.36 has it.
+    const CLONE3: [u8; 53] = [
+        0xb8, 0xb3, 1, 0, 0, 0x0f, 0x05, 0x48, 0x85, 0xc0, 0x7c, 0x18, 0x74, 0x01, 0xc3, 0x31, 0xed, 0x48,
+        0x83, 0xe4, 0xf0, 0x4c, 0x89, 0xc7, 0xff, 0xd2, 0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05,
+        0x48, 0x8b, 0x0d, 0xe3, 0x94, 0x0c, 0, 0xf7, 0xd8, 0x64, 0x89, 0x01, 0x48, 0x83, 0xc8, 0xff, 0xc3,
+    ];
+
+    #[test]
+    fn tasks_find_back_by_a_register_that_is_used() {
+        let site = Site { at: AT, number: nr::CLONE3 };
+        let (function, text) = (PageRange::new(AT, AT + 5), PageRange::new(AT, AT + 53));
+        assert!(makes_tasks(&site, function, text, &CLONE3));
+        assert!(!is_sound(&site, function, text, &CLONE3));
+        // mov %r9,%rdi instead of mov %r8,%rdi.
+        let mut other = CLONE3;
+        other[21..24].copy_from_slice(&[0x4c, 0x89, 0xcf]);
+        assert!(!makes_tasks(&site, function, text, &other));
+        // Cut short.
+        assert!(!makes_tasks(&site, function, text, &CLONE3[..40]));
+        // Another function than the one that is known.
+        assert!(!makes_tasks(&site, PageRange::new(AT, AT + 10), text, &CLONE3));
     }
 
     #[test]

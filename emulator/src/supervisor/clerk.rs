@@ -27,7 +27,7 @@ use super::switch::{self, Failure};
 use super::task;
 use crate::target::maps;
 use crate::trap::filter::Filter;
-use crate::trap::policy::Policy;
+use crate::trap::policy::{Gate, Policy};
 use crate::trap::{FaultLayer, Net};
 use ummunotify_inline::{IMAGE_BASE, IMAGE_SPAN};
 use ummunotify_sys::notify::Listener;
@@ -129,7 +129,7 @@ fn pipe_inode(fd: &OwnedFd) -> nix::Result<u64> {
 }
 
 fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> nix::Result<()> {
-    let [flags, needs_filter, gate, ..] = asked.args;
+    let [flags, needs_filter, calls, tasks, ..] = asked.args;
     if peer.pid == 0 {
         log::warning!("a process that isn't visible in the supervisor's pid namespace was refused");
         return Err(Errno::ESRCH);
@@ -141,14 +141,15 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
     })?;
     let context = Arc::new(context);
     let (space, new) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
-    let offered = (IMAGE_BASE..IMAGE_BASE + IMAGE_SPAN).contains(&gate).then_some(gate);
+    let image = IMAGE_BASE..IMAGE_BASE + IMAGE_SPAN;
+    let offered = (image.contains(&calls) && image.contains(&tasks)).then_some(Gate { calls, tasks });
     let filter = if needs_filter != 0 && shared.layers.net != Net::None {
         let gate = *shared.let_through.get_or_init(|| offered);
         Filter::bytes(&Filter::build(&Policy { gate, device: None }))
     } else {
         Vec::new()
     };
-    // Only the gate that the filter lets through.
+    // Only the gates that the filter lets through.
     let mut granted = 0;
     if offered.is_some() && shared.let_through.get() == Some(&offered) && !shared.gate.is_traced() {
         space.set_inline(true);

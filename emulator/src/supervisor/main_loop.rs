@@ -577,6 +577,7 @@ impl MainLoop {
                 self.ring(tid, inode);
                 return self.answer_with(held, 0);
             }
+            Decoded::Present => return self.deny(held, wire::PRESENT_ERRNO),
             Decoded::Ignore => return self.proceed(held),
             // Numbers of threads that have ended may come back as the child's.
             Decoded::Fork(_) => self.members.clear(),
@@ -617,7 +618,8 @@ impl MainLoop {
             (Decoded::Operation(operation) | Decoded::Fork(operation), Home::Perhaps(spaces)) => {
                 self.operation(trapped, spaces, true, operation);
             }
-            (_, Home::Elsewhere) | (Decoded::Ignore | Decoded::Hello { .. } | Decoded::Ring { .. }, _) => {
+            (_, Home::Elsewhere)
+            | (Decoded::Ignore | Decoded::Hello { .. } | Decoded::Present | Decoded::Ring { .. }, _) => {
                 self.proceed(held);
             }
         }
@@ -660,6 +662,14 @@ impl MainLoop {
             self.tracer.begin_operation(tid, &spaces, &spared);
         }
         let may_hit = spaces.iter().any(|s| may_hit(s, reach, &spared));
+        if let ([space], Held::Notified(_), false) = (spaces.as_slice(), held, proof)
+            && may_hit
+            && !lives_in(space, tid)
+        {
+            // The number was that of a thread which has ended, and is now another process's.
+            self.members.remove(&tid);
+            return self.proceed(held);
+        }
         if let Operation::Brk { end } = operation {
             spaces.iter().for_each(|s| s.heap_asked(end));
         }
@@ -833,6 +843,11 @@ impl MainLoop {
             self.recheck = Some(Instant::now() + Duration::from_millis(10));
         }
     }
+}
+
+/// Whether a task is in the space, as far as the kernel tells.
+fn lives_in(space: &Space, tid: u32) -> bool {
+    process::has_thread(space.pid, tid) || process::same_address_space(tid, space.pid).unwrap_or(true)
 }
 
 /// Whether the call may hit a region of the space in a context that isn't spared.

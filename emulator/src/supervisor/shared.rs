@@ -18,7 +18,7 @@ use super::space::Space;
 use super::task;
 use super::worker::{self, Finding};
 use crate::target::KernelTraits;
-use crate::trap::policy::Band;
+use crate::trap::policy::{self, Band};
 use crate::trap::{Layers, Rings};
 
 /// What other threads tell the main loop.
@@ -51,8 +51,8 @@ pub struct Shared {
     pub token: u64,
     /// The numbers of the device's descriptors in programs without a shim, if the filter serves such.
     pub device: Option<Band>,
-    /// The instruction of the inline layer that the filter lets through, decided with the filter.
-    pub let_through: OnceLock<Option<u64>>,
+    /// The instructions of the inline layer that the filter lets through, decided with the filter.
+    pub let_through: OnceLock<Option<policy::Gate>>,
     /// Where trapped calls wait.
     pub gate: Arc<Gate>,
     /// What this kernel does where kernels differ.

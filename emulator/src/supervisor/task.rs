@@ -1,6 +1,7 @@
 //! Facts about a task that its /proc entry tells.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,13 +53,12 @@ pub fn other_thread(pid: u32) -> Option<u32> {
 
 /// Whether the task has ended and waits to be reaped, or for the other threads of its process.
 pub fn is_zombie(tid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{tid}/status"))
-        .is_ok_and(|status| status.lines().any(|line| line.starts_with("State:\tZ")))
+    status(tid).is_ok_and(|status| status.lines().any(|line| line.starts_with("State:\tZ")))
 }
 
 /// Whether the task is gone, or as good as.
 pub fn has_ended(tid: u32) -> bool {
-    std::fs::read_to_string(format!("/proc/{tid}/status")).map_or(true, |status| {
+    status(tid).map_or(true, |status| {
         status.lines().any(|l| l.starts_with("State:\tZ") || l.starts_with("State:\tX"))
     })
 }
@@ -70,15 +70,29 @@ pub fn tracer_of(tid: u32) -> Option<u32> {
 
 /// Whether a process is that user's alone: its real, effective and saved ids all are.
 pub fn belongs_to(pid: u32, uid: u32) -> bool {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return false };
+    let Ok(status) = status(pid) else { return false };
     let Some(ids) = status.lines().find_map(|line| line.strip_prefix("Uid:")) else { return false };
     let mut ids = ids.split_whitespace().take(3).peekable();
     ids.peek().is_some() && ids.all(|id| id.parse() == Ok(uid))
 }
 
+/// What /proc tells of a task, by as few reads as can be: the kernel works it out for each.
+fn status(tid: u32) -> io::Result<String> {
+    let mut text = Vec::with_capacity(4096);
+    File::open(format!("/proc/{tid}/status"))?.read_to_end(&mut text)?;
+    // Names are any bytes.
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Whether the task has an address space: none that has ended. False if it can't be told.
+pub fn has_memory(tid: u32) -> bool {
+    let mut size = [0; 2];
+    let read = File::open(format!("/proc/{tid}/statm")).and_then(|mut file| file.read(&mut size));
+    read.is_ok() && size != *b"0 "
+}
+
 fn status_field(tid: u32, name: &str) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    status(tid).ok()?.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 /// Whether a task's pid namespace is the reader's own, so that both call a task by the same number. False
@@ -168,7 +182,7 @@ pub enum Signal {
 
 /// Whether a signal waits for a task that takes none just now.
 pub fn signal_waits(tid: u32) -> Signal {
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{tid}/status")) else { return Signal::None };
+    let Ok(status) = status(tid) else { return Signal::None };
     let set = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use nix::errno::Errno;
+use ummunotify_abi::wire::{PRESENT, PRESENT_ERRNO};
 
 use crate::trap::bpf::{Assembler, JUMP_ANY_BIT, JUMP_AT_LEAST, JUMP_EQUAL, Label, SockFilter};
 use crate::trap::policy::{
@@ -133,6 +134,10 @@ struct Builder {
     notify: Label,
     /// Looks at the instruction pointer before it notifies.
     gate: Label,
+    /// The same for calls that make tasks.
+    tasks: Label,
+    /// Says that the filter is there.
+    present: Label,
     band: Option<Band>,
     /// Argument tests to be written behind the trees, each once: test, where it begins, where it notifies.
     tests: Vec<(Test, Label, Label)>,
@@ -141,8 +146,8 @@ struct Builder {
 impl Builder {
     fn new(band: Option<Band>) -> Self {
         let mut asm = Assembler::new();
-        let (allow, notify, gate) = (asm.label(), asm.label(), asm.label());
-        Self { asm, allow, notify, gate, band, tests: Vec::new() }
+        let [allow, notify, gate, tasks, present] = std::array::from_fn(|_| asm.label());
+        Self { asm, allow, notify, gate, tasks, present, band, tests: Vec::new() }
     }
 
     /// Where each number goes.
@@ -150,6 +155,8 @@ impl Builder {
         rules
             .iter()
             .map(|rule| {
+                let is_task = notify == self.gate && rule.nr == policy::nr::CLONE3;
+                let notify = if is_task { self.tasks } else { notify };
                 if rule.test == Test::Always {
                     return (Key::Is(rule.nr), notify);
                 }
@@ -220,6 +227,10 @@ impl Builder {
                 }
                 None => self.asm.goto(no),
             },
+            Test::NotPresence => {
+                self.asm.load(low(1));
+                self.asm.branch(JUMP_EQUAL, PRESENT as u32, self.present, yes);
+            }
             Test::Each(tests) => self.chain(tests, |next| (next, no), yes, no),
             Test::Some(tests) => self.chain(tests, |next| (yes, next), yes, no),
         }
@@ -248,17 +259,21 @@ impl Builder {
     }
 
     fn end(&mut self, watched: u32, policy: &Policy) {
-        self.asm.bind(self.gate);
-        if let Some(gate) = policy.gate {
+        let gates = [(self.tasks, policy.gate.map(|g| g.tasks)), (self.gate, policy.gate.map(|g| g.calls))];
+        for (label, address) in gates {
+            self.asm.bind(label);
+            let Some(address) = address else { continue };
             let high = self.asm.label();
             self.asm.load(INSTRUCTION_POINTER);
-            self.asm.branch(JUMP_EQUAL, gate as u32, high, self.notify);
+            self.asm.branch(JUMP_EQUAL, address as u32, high, self.notify);
             self.asm.bind(high);
             self.asm.load(INSTRUCTION_POINTER + 4);
-            self.asm.branch(JUMP_EQUAL, (gate >> 32) as u32, self.allow, self.notify);
+            self.asm.branch(JUMP_EQUAL, (address >> 32) as u32, self.allow, self.notify);
         }
         self.asm.bind(self.notify);
         self.asm.ret(watched);
+        self.asm.bind(self.present);
+        self.asm.ret(FAIL | PRESENT_ERRNO as u32);
         self.asm.bind(self.allow);
         self.asm.ret(ALLOW);
     }
@@ -273,10 +288,11 @@ const fn low(arg: u8) -> u32 {
 mod tests {
     use super::*;
     use crate::trap::bpf::{MAX_INSTRUCTIONS, interpreter};
+    use crate::trap::policy::Gate;
     use proptest::prelude::*;
     use std::sync::LazyLock;
 
-    const GATE: u64 = 0x7abc_0000_1007;
+    const GATE: Gate = Gate { calls: 0x7abc_0000_1007, tasks: 0x7abc_0000_10f3 };
 
     const BAND: Band = Band { first: 960, last: 1023 };
     const POLICIES: [Policy; 3] = [
@@ -369,7 +385,8 @@ mod tests {
                 libc::SYS_prctl => low(0) == 0x554d_4d55,
                 _ => false,
             };
-        hit && policy.gate != Some(ip)
+        let gate = |gate: Gate| if i64::from(nr) == libc::SYS_clone3 { gate.tasks } else { gate.calls };
+        hit && policy.gate.map(gate) != Some(ip)
     }
 
     fn data(arch: u32, nr: u32, args: &[u64; 6], ip: u64) -> [u8; 64] {
@@ -384,9 +401,29 @@ mod tests {
     }
 
     fn check(program: &[SockFilter], policy: &Policy, arch: u32, nr: u32, args: &[u64; 6], ip: u64) {
-        let expected = if watched(arch, nr, args, ip, policy) { NOTIFY } else { ALLOW };
+        let hello = arch == ARCH_X86_64
+            && i64::from(nr & !X32_BIT) == libc::SYS_prctl
+            && args[0] as u32 == 0x554d_4d55;
+        let expected = match watched(arch, nr, args, ip, policy) {
+            // EISNAM.
+            _ if hello && args[1] as u32 == 0 => 0x0005_0078,
+            true => NOTIFY,
+            false => ALLOW,
+        };
         let (got, _) = interpreter::run(program, &data(arch, nr, args, ip));
         assert_eq!(got, expected, "arch {arch:#x} nr {nr:#x} args {args:x?} ip {ip:#x} {policy:x?}");
+    }
+
+    #[test]
+    fn a_shim_that_says_hello_is_answered_by_the_filter() {
+        let (nr, hello) = (libc::SYS_prctl as u32, ummunotify_abi::wire::HELLO_PRCTL);
+        for policy in POLICIES {
+            let program = Filter::build(&policy);
+            for second in [ummunotify_abi::wire::WIRE_VERSION.into(), ummunotify_abi::wire::RING_PRCTL] {
+                let call = data(ARCH_X86_64, nr, &[hello, second, 0, 0, 0, 0], 0);
+                assert_eq!(interpreter::run(&program, &call).0, NOTIFY, "{policy:x?} {second:#x}");
+            }
+        }
     }
 
     #[test]
@@ -462,7 +499,7 @@ mod tests {
                         for (i, word) in words.iter().enumerate() {
                             let mut args = [0; 6];
                             args[arg] = *word;
-                            let ip = [GATE, GATE + 1, GATE | 1 << 63, 0][i % 4];
+                            let ip = [GATE.calls, GATE.tasks, GATE.calls | 1 << 63, 0][i % 4];
                             check(&program, &policy, arch, nr, &args, ip);
                         }
                     }
@@ -494,7 +531,7 @@ mod tests {
             let mut worst = 0;
             for nr in (0..=547).filter(|nr| !X86_64.iter().chain(own).any(|rule| rule.nr == *nr)) {
                 let (result, compares) =
-                    interpreter::run(&program, &data(ARCH_X86_64, nr, &[u64::MAX; 6], GATE + 1));
+                    interpreter::run(&program, &data(ARCH_X86_64, nr, &[u64::MAX; 6], GATE.calls + 1));
                 assert_eq!(result, ALLOW, "nr {nr}");
                 assert!(interpreter::is_cached(&program, ARCH_X86_64, nr), "nr {nr} isn't cached");
                 worst = worst.max(compares - 1);
@@ -525,7 +562,7 @@ mod tests {
             arch in prop::sample::select(&ARCHES[..]),
             nr in prop_oneof![0_u32..600, any::<u32>(), (0_u32..600).prop_map(|n| n | X32_BIT)],
             args in prop::array::uniform6(prop_oneof![any::<u64>(), prop::sample::select(edges())]),
-            ip in prop_oneof![Just(GATE), any::<u64>()],
+            ip in prop_oneof![Just(GATE.calls), Just(GATE.tasks), any::<u64>()],
             which in 0..POLICIES.len(),
         ) {
             static PROGRAMS: LazyLock<[Vec<SockFilter>; 3]> =

@@ -125,6 +125,15 @@ fn an_advice_that_invalidates_is_let_through() {
     }
 }
 
+/// A clone3 that is let through by its flags makes a task as clone does that isn't watched.
+#[test]
+fn a_copy_of_the_memory_is_let_through() {
+    for flags in (0..1 << 12).map(|bits: u64| bits << 8) {
+        let allowed = is_allowed(crate::trap::policy::nr::CLONE, &[flags, 0, 0, 0, 0, 0]);
+        assert_eq!(ummunotify_inline::shares_memory(flags), allowed, "{flags:#x}");
+    }
+}
+
 /// The calls that matter are decided, not merely left to the traps.
 #[test]
 fn plain_calls_are_trapped() {

@@ -52,6 +52,8 @@ pub enum Decoded {
         /// The wire version that it speaks.
         version: u64,
     },
+    /// A shim asks whether it is under a filter: where none could be had, but each call is stopped.
+    Present,
     /// A thread of an opener has recorded a hit and wants the descriptor to become readable.
     Ring {
         /// Of the context's pipe.
@@ -269,6 +271,7 @@ impl Decoded {
             },
             nr::PRCTL if a[0] as u32 == ummunotify_abi::wire::HELLO_PRCTL as u32 => {
                 return match a[1] {
+                    ummunotify_abi::wire::PRESENT => Self::Present,
                     ummunotify_abi::wire::RING_PRCTL => Self::Ring { inode: a[2] },
                     version => Self::Hello { version },
                 };

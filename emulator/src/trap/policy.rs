@@ -14,12 +14,20 @@ pub const X32_BIT: u32 = 0x4000_0000;
 /// What is trapped beside the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Policy {
-    /// The return address of the one `syscall` instruction whose calls were recorded before they are made:
     /// 64-bit calls that come from there are let through.
-    pub gate: Option<u64>,
+    pub gate: Option<Gate>,
     /// The device's own calls are trapped too, for programs into which nothing can be preloaded. What reads and
     /// maps is told by the descriptor's number, which lies in this band.
     pub device: Option<Band>,
+}
+
+/// Return addresses of the `syscall` instructions of the inline layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gate {
+    /// Of the one whose calls were recorded before they are made.
+    pub calls: u64,
+    /// Of the one by which clone3 is made where it makes a thread or a vfork child.
+    pub tasks: u64,
 }
 
 /// Numbers that are kept for descriptors of the device: `first` up to and with `last`.
@@ -62,6 +70,8 @@ pub enum Test {
     NotZero(u8),
     /// The argument's low word lies in the band of [`Policy::device`].
     InBand(u8),
+    /// The second argument isn't [`ummunotify_abi::wire::PRESENT`]: such a call the filter answers by itself.
+    NotPresence,
     /// Each of these.
     Each(&'static [Test]),
     /// At least one of these.
@@ -183,7 +193,8 @@ const COPIES_OR_SHARES: Test =
     Test::Some(&[Test::NoBit(0, CLONE_VM), Test::NoBit(0, CLONE_THREAD | CLONE_VFORK)]);
 /// Anything but plain allocation.
 const DEALLOCATES: Test = Test::NoneOf(1, &[0, KEEP_SIZE, UNSHARE_RANGE]);
-const HELLO: Test = Test::OneOf(0, &[ummunotify_abi::wire::HELLO_PRCTL as u32]);
+const HELLO: Test =
+    Test::Each(&[Test::OneOf(0, &[ummunotify_abi::wire::HELLO_PRCTL as u32]), Test::NotPresence]);
 
 /// Requests of ioctl that the VFS answers for any file: FIONCLEX, FIOCLEX, FIONBIO, FIOASYNC.
 const ANY_FILES: &[u32] = &[0x5450, 0x5451, 0x5421, 0x5452];

@@ -13,6 +13,10 @@ const NOTIF_SEND: libc::Ioctl = 0xc018_2101_u32 as libc::Ioctl;
 const NOTIF_ID_VALID: [libc::Ioctl; 2] = [0x4008_2102, 0x8008_2102_u32 as libc::Ioctl];
 /// `_IOW('!', 3, struct seccomp_notif_addfd)`.
 const NOTIF_ADDFD: libc::Ioctl = 0x4018_2103;
+/// `_IOW('!', 4, u64)`, Linux 6.6.
+const NOTIF_SET_FLAGS: libc::Ioctl = 0x4008_2104;
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`: who makes a call and who answers it wake each other on their own processor.
+const SYNC_WAKE_UP: u64 = 1;
 
 const _: () = assert!(size_of::<libc::seccomp_notif_addfd>() == 0x18);
 const _: () =
@@ -54,6 +58,9 @@ impl Listener {
                 "this kernel's seccomp notifications are larger than this build knows",
             ));
         }
+        // Older kernels wake them anywhere.
+        // SAFETY: the argument is an integer.
+        unsafe { libc::ioctl(fd.as_raw_fd(), NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
         Ok(Self(fd))
     }
 

@@ -1,4 +1,4 @@
-//! Where patched sites arrive, and the gate.
+//! Where patched sites arrive, and the gates.
 //!
 //! A stub comes with the call's number in eax and the address behind the site's `syscall` in r11; all other
 //! registers are the application's, but for rcx, which the call would overwrite as it overwrites rax and r11. The
@@ -16,6 +16,7 @@ pub const FRAME: usize = 192;
 unsafe extern "C" {
     fn ummunotify_inline_entry();
     fn ummunotify_inline_gate();
+    fn ummunotify_inline_tasks();
 }
 
 /// Where stubs jump to.
@@ -23,9 +24,9 @@ pub fn address() -> u64 {
     ummunotify_inline_entry as *const () as u64
 }
 
-/// The return address of the gate's `syscall`.
-pub fn gate() -> u64 {
-    ummunotify_inline_gate as *const () as u64
+/// The return addresses of the gates' `syscall`: that for calls, and that for tasks.
+pub fn gates() -> [u64; 2] {
+    [ummunotify_inline_gate as *const () as u64, ummunotify_inline_tasks as *const () as u64]
 }
 
 /// Makes a call as a patched site does: this is one.
@@ -198,8 +199,32 @@ global_asm!(
     "lea r11, [r11 - 2]",
     "notrack jmp r11",
     ".cfi_restore_state",
+    // TASK: r9, which no code at such a site uses, leads back, by the new task's stack as well.
+    "9:",
+    "mov rcx, [rsp]",
+    "mov rax, [rbp - 8]",
+    "add al, 127",
+    "sahf",
+    "mov eax, ecx",
+    ".cfi_remember_state",
+    "mov rsp, rbp",
+    ".cfi_def_cfa rsp, 144",
+    "pop rbp",
+    ".cfi_def_cfa_offset 136",
+    ".cfi_same_value rbp",
+    "pop r9",
+    ".cfi_def_cfa_offset 128",
+    ".cfi_register rip, r9",
+    "lea rsp, [rsp + 128]",
+    ".cfi_def_cfa_offset 0",
+    "syscall",
+    "ummunotify_inline_tasks:",
+    "notrack jmp r9",
+    ".cfi_restore_state",
     // SLOW.
     "7:",
+    "cmp eax, 4",
+    "je 9b",
     "ummunotify_save_vectors",
     "lea rdi, [rsp + {vectors}]",
     "call {slow_begin}",

@@ -59,6 +59,8 @@ pub const GATE: u32 = 1;
 pub const TRAP: u32 = 2;
 /// [`super::slow`] decides.
 pub const SLOW: u32 = 3;
+/// The gate for tasks makes it, with nothing of ours on the stack.
+pub const TASK: u32 = 4;
 
 /// Decides how the call is made.
 #[unsafe(link_section = ".text.ummunotify_inline")]
@@ -68,6 +70,7 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
         nr::MUNMAP => plan(nr::MUNMAP, &frame.args),
         number => match black_box(number) {
             nr::MADVISE => plan(nr::MADVISE, &frame.args),
+            nr::CLONE3 | nr::EXECVE => return SLOW,
             number => plan(black_box(number), &frame.args),
         },
     };

@@ -12,6 +12,10 @@
 //! then calls are trapped. So are those of forked children, whose list is wiped. Where userfaultfd watches too, a call
 //! that hits is trapped: the supervisor, which hears of it twice, then takes it for one.
 //!
+//! Two calls that touch nothing in the usual case come here as well, so that they aren't trapped then: clone3, by which
+//! glibc makes threads and posix_spawn's children, and execve by such a child. The new task has a stack of its own, so
+//! clone3 is made by another gate, which finds its way back by a register.
+//!
 //! The rules of the code in section `.text.ummunotify_inline` ([`entry`], [`fast`]), which runs at the application's
 //! expense: no vector register, no call out of the section, no array copied, no write to memory that other threads
 //! write; exact unwind tables at each instruction. `tests/tests/inline.rs` reads its disassembly.
@@ -43,18 +47,19 @@ pub use list::{MUNMAP_HITS, add, keep, remove, take_spare};
 /// 1 once the sites of this image were patched; a forked copy inherits both.
 static PATCHED: AtomicU32 = AtomicU32::new(0);
 
-/// The address of our gate to be offered to the supervisor, 0 if this layer can't work.
-pub fn offer() -> u64 {
-    let gate = entry::gate();
-    let reason = if !(IMAGE_BASE..IMAGE_BASE + IMAGE_SPAN).contains(&gate) {
+/// The addresses of our gates to be offered to the supervisor, that for calls and that for tasks; 0 if this layer
+/// can't work.
+pub fn offer() -> [u64; 2] {
+    let gates = entry::gates();
+    let reason = if !gates.iter().all(|gate| (IMAGE_BASE..IMAGE_BASE + IMAGE_SPAN).contains(gate)) {
         "the library isn't at its address (something else lies there, or it is loaded twice)"
     } else if !cpu_fits() {
         "the processor saves its vector registers in a way that isn't known"
     } else {
-        return gate;
+        return gates;
     };
     log::warning(&[Part::Text("the inline layer isn't used: "), Part::Text(reason)]);
-    0
+    [0; 2]
 }
 
 /// Lets the supervisor patch the sites, unless that was done. A failure leaves the traps.

@@ -1,17 +1,23 @@
-//! Calls that hit, and whatever else the fast path leaves. The application's vector registers are saved.
+//! Calls that hit, calls that make tasks and programs, and whatever else the fast path leaves. The application's vector registers are saved.
 
 use ummunotify_abi::PageRange;
 use ummunotify_engine::{Begin, Recorded};
-use ummunotify_inline::nr;
+use ummunotify_inline::{nr, shares_memory};
 
-use super::fast::{Frame, GATE, TRAP};
+use super::fast::{Frame, GATE, PASS, TASK, TRAP};
 use super::list::Entry;
 use super::ring;
 use crate::owner::PAGE;
-use crate::{context, sys};
+use crate::{context, owner, sys};
 
 /// Decides how a call is made that [`super::fast::begin`] couldn't decide on.
 pub extern "C" fn begin(frame: &mut Frame) -> u32 {
+    match frame.number as u32 {
+        nr::CLONE3 => return clone3(frame.args),
+        // The program of the one that opened the device is the supervisor's business, nobody else's is.
+        nr::EXECVE => return if owner::is_guest() { GATE } else { PASS },
+        _ => {}
+    }
     let list = &PAGE.list;
     if frame.count == 0 {
         // A context says that it doesn't want our records. If that is because it is over, it goes off the list.
@@ -45,6 +51,15 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
         }
     }
     GATE
+}
+
+fn clone3([arguments, size, ..]: [u64; 6]) -> u32 {
+    if (size as usize) < size_of::<u64>() {
+        return PASS;
+    }
+    // SAFETY: its one site is in code that only libc itself calls, with arguments of its own.
+    let flags = unsafe { (arguments as *const u64).read_unaligned() };
+    if shares_memory(flags) { TASK } else { PASS }
 }
 
 fn block(frame: &mut Frame) {

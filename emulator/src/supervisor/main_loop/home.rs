@@ -29,11 +29,13 @@ impl MainLoop {
     }
 
     fn member_execs(&mut self, tid: u32, space: &Space) {
-        // A vfork child that calls execve leaves the space to its parent.
-        if task::process_of(tid) == Some(space.pid) {
+        if process::has_thread(space.pid, tid) {
             space.set_executing(tid);
+            self.members.clear();
+        } else {
+            // A vfork child that calls execve leaves the space to its parent.
+            self.members.remove(&tid);
         }
-        self.members.clear();
     }
 
     /// Where the task lives. No step here can wait for a target's mapping lock. `idle`: also in spaces without a
@@ -51,38 +53,37 @@ impl MainLoop {
             }
             self.strangers.remove(&tid);
         }
+        let spaces: Vec<_> =
+            spaces.into_iter().filter(|space| !space.is_gone() && (idle || !space.is_idle())).collect();
+        let lives_in = |space: &&Arc<Space>| {
+            space.executing().is_none() && process::has_thread(space.pid, tid) && space.process_alive()
+        };
+        if let Some(space) = spaces.iter().find(lives_in) {
+            self.members.insert(tid, Arc::clone(space));
+            return Home::Space(Arc::clone(space));
+        }
+        // Before the look, so that what is seen holds for this process and no later one of that number.
         let pidfd = process::pidfd_open(tid);
-        let pid = task::process_of(tid);
         let mut perhaps = Vec::new();
         for space in spaces {
-            if space.is_gone() || !idle && space.is_idle() {
+            if space.executing().is_some() && (tid == 0 || process::has_thread(space.pid, tid)) {
+                perhaps.push(space);
                 continue;
             }
-            if space.executing().is_some() && (pid == Some(space.pid) || pid.is_none()) {
-                perhaps.push(space);
-            } else if pid == Some(space.pid) && space.process_alive() {
-                self.members.insert(tid, Arc::clone(&space));
-                return Home::Space(space);
-            } else {
-                match process::same_address_space(tid, space.pid) {
-                    Ok(true) => {
-                        self.members.insert(tid, Arc::clone(&space));
-                        return Home::Space(space);
-                    }
-                    // A first thread that has ended has no memory to compare with.
-                    Ok(false) if task::is_zombie(space.pid) => perhaps.push(space),
-                    Ok(false) => {}
-                    Err(_) => perhaps.push(space),
-                }
+            match process::same_address_space(tid, space.pid) {
+                // Not remembered: it may be a vfork child, which leaves by an execve that isn't trapped.
+                Ok(true) => return Home::Space(space),
+                // A first thread that has ended has no memory to compare with.
+                Ok(false) if !task::has_memory(space.pid) => perhaps.push(space),
+                Ok(false) => {}
+                Err(_) => perhaps.push(space),
             }
         }
         if !perhaps.is_empty() {
             return Home::Perhaps(perhaps);
         }
         // A pidfd can be had of a process's first task only; other tasks of strangers are looked up each time.
-        if let (Ok(pidfd), Some(pid)) = (pidfd, pid)
-            && pid == tid
-        {
+        if let Ok(pidfd) = pidfd {
             if self.strangers.len() >= 4096 {
                 self.strangers.clear();
             }
