@@ -151,6 +151,13 @@ fn huge_pages(start: u64, len: u64) -> Option<PageRange> {
     Some(PageRange::new(start, start + len))
 }
 
+/// False if a munmap of that range, which starts and ends at pages, can't take hugetlb memory away: such mappings
+/// start and end at large pages, of 2 MiB at least, and are only cut there (`hugetlb_vm_op_split`), so a range without
+/// a whole one holds none of it, or is refused before anything is invalidated.
+pub const fn has_large_page(range: PageRange) -> bool {
+    range.end & !(HUGE_2M - 1) > range.start.saturating_add(HUGE_2M - 1) & !(HUGE_2M - 1)
+}
+
 /// An address without the tag that Linear Address Masking allows.
 #[inline(always)]
 fn untagged(address: u64) -> u64 {

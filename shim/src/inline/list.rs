@@ -9,7 +9,9 @@ use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use ummunotify_abi::PageRange;
 use ummunotify_engine::Engine;
+use ummunotify_inline::has_large_page;
 
 use super::FULL;
 use crate::owner::PAGE;
@@ -46,7 +48,7 @@ struct Place {
     counter: AtomicUsize,
 }
 
-/// A munmap that hits may be recorded here: what it invalidates is the range and nothing else.
+/// What a munmap invalidates is the range and nothing else, whatever memory lies there.
 pub const MUNMAP_HITS: u32 = 1;
 
 impl Place {
@@ -115,9 +117,9 @@ impl List {
         self.entries.get(n as usize)
     }
 
-    /// Whether [`MUNMAP_HITS`] is set.
-    pub fn records_munmap(&self) -> bool {
-        self.flags.load(Ordering::Acquire) & MUNMAP_HITS != 0
+    /// Whether a munmap of that range, if it hits, may be recorded here: it invalidates the range and nothing else.
+    pub fn records_munmap(&self, range: PageRange) -> bool {
+        self.flags.load(Ordering::Acquire) & MUNMAP_HITS != 0 || !has_large_page(range)
     }
 
     /// Changes the list. `None`, and nothing is changed, if another thread has been at it for too long: one that

@@ -25,7 +25,7 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
     let range = frame.ranges[0];
     let known = (0..frame.count as u32).filter_map(|n| Some((n, list.entry(n)?.engine()?)));
     let ours = frame.number as u32 == nr::MUNMAP
-        && list.records_munmap()
+        && list.records_munmap(range)
         && known.clone().all(|(_, engine)| engine.opener_records())
         && (known.clone().any(|(_, engine)| engine.is_known_mapped(range)) || sys::is_mapped(range));
     let silent = ours && known.clone().all(|(_, engine)| !engine.wants_bell());
