@@ -48,7 +48,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 pub use elsewhere::Region;
 pub use error::{AlreadyUsed, BadArena, ReadError, RegisterError, Stuck, UnregisterError};
 pub use host::{Host, Port};
-pub use inline::Recorder;
+pub use inline::{EPOCH, Look, Recorder};
 pub use read::Ending;
 use record::When;
 pub use record::{Begin, Recorded};

@@ -13,7 +13,7 @@ use crate::{context, sys};
 /// Decides how a call is made that [`super::fast::begin`] couldn't decide on.
 pub extern "C" fn begin(frame: &mut Frame) -> u32 {
     let list = &PAGE.list;
-    if frame.count == 0 {
+    if frame.looked.count == 0 {
         // A context says that it doesn't want our records. If that is because it is over, it goes off the list.
         let over = |n| list.entry(n).and_then(Entry::engine).is_some_and(|engine| engine.is_over());
         if (0..list.count()).any(over) {
@@ -23,7 +23,7 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
         return TRAP;
     }
     let range = frame.ranges[0];
-    let known = (0..frame.count as u32).filter_map(|n| Some((n, list.entry(n)?.engine()?)));
+    let known = (0..u32::from(frame.looked.count)).filter_map(|n| Some((n, list.entry(n)?.engine()?)));
     let ours = frame.number as u32 == nr::MUNMAP
         && list.records_munmap(range)
         && known.clone().all(|(_, engine)| engine.opener_records())
@@ -41,16 +41,16 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
         if engine.record(range) != Recorded::Missed && engine.wants_bell() {
             // Without `block`: bytes were taken out in between.
             block(frame);
-            frame.ring |= 1 << n;
+            frame.looked.ring |= 1 << n;
         }
     }
     GATE
 }
 
 fn block(frame: &mut Frame) {
-    if frame.blocked == 0 {
+    if frame.looked.blocked == 0 {
         frame.mask = sys::block_signals();
-        frame.blocked = 1;
+        frame.looked.blocked = 1;
     }
 }
 
@@ -63,13 +63,13 @@ pub extern "C" fn end(frame: &mut Frame) {
     for n in 0..list.count() {
         let Some(entry) = list.entry(n) else { continue };
         let begin = frame.begins.get(n as usize).filter(|_| same).copied().unwrap_or(Begin::EVER);
-        let due = !same || frame.ring >> (n % 64) & 1 == 1;
-        end_in(entry, begin, &frame.ranges, due);
+        let due = !same || frame.looked.ring.checked_shr(n).unwrap_or(0) & 1 == 1;
+        end_in(entry, begin, frame.ranges.get(..usize::from(frame.looked.ranges)).unwrap_or_default(), due);
     }
     sys::restore_signals(frame.mask);
 }
 
-fn end_in(entry: &Entry, begin: Begin, ranges: &[PageRange; 2], mut due: bool) {
+fn end_in(entry: &Entry, begin: Begin, ranges: &[PageRange], mut due: bool) {
     let Some(engine) = entry.engine() else { return };
     for range in ranges.iter().filter(|range| !range.is_empty()) {
         due |= engine.end(begin, *range) != Recorded::Missed && engine.wants_bell();
