@@ -163,6 +163,12 @@ impl Engine {
         record::is_known_mapped(&self.arena, range)
     }
 
+    /// [`Engine::record`] if something is [known to be mapped](Engine::is_known_mapped) there, by one look for both; `None`,
+    /// and nothing is recorded, if not. What is registered after the look isn't hit: [`Engine::end`] does that.
+    pub fn record_known(&self, range: PageRange) -> Option<Recorded> {
+        record::sweep_known(&self.arena, range)
+    }
+
     /// As [`Engine::may_hit`], of the regions alone that were registered before `begin`.
     pub fn may_have_hit(&self, begin: Begin, range: PageRange) -> bool {
         record::may_have_hit(&self.arena, begin, range)

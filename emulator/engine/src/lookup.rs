@@ -189,15 +189,17 @@ fn walk<const N: usize>(
         let (n, level) = (count(node), node.level.load(Relaxed));
         let mut child = 0;
         while i < n {
+            // Most entries lie below, and are stepped over in few instructions.
+            if range.is_some_and(|range| end(node, i) <= range.start && start(node, i) < range.end) {
+                i += 1;
+                continue;
+            }
             let place = key(node, i);
             if range.is_some_and(|range| place.start >= range.end) {
                 return Ok(());
             }
             let here = i;
             i += 1;
-            if range.is_some_and(|range| range.start >= end(node, here)) {
-                continue;
-            }
             if level != 0 {
                 if after.is_some_and(|after| i < n && !after.precedes(key(node, i))) {
                     continue;

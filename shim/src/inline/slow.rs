@@ -1,7 +1,7 @@
 //! Calls that hit, and whatever else the fast path leaves. The application's vector registers are saved.
 
 use ummunotify_abi::PageRange;
-use ummunotify_engine::{Begin, Recorded};
+use ummunotify_engine::{Begin, Engine, Recorded};
 use ummunotify_inline::nr;
 
 use super::fast::{Frame, GATE, TRAP};
@@ -26,25 +26,41 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
     let known = (0..u32::from(frame.looked.count)).filter_map(|n| Some((n, list.entry(n)?.engine()?)));
     let ours = frame.number as u32 == nr::MUNMAP
         && list.records_munmap(range)
-        && known.clone().all(|(_, engine)| engine.opener_records())
-        && (known.clone().any(|(_, engine)| engine.is_known_mapped(range)) || sys::is_mapped(range));
-    let silent = ours && known.clone().all(|(_, engine)| !engine.wants_bell());
-    if !silent {
+        && known.clone().all(|(_, engine)| engine.opener_records());
+    if !ours || known.clone().any(|(_, engine)| engine.wants_bell()) {
         // Whoever is woken for the hit must find the call at its end: a handler of ours that reads the event would
         // else look like a thread that raced with the call. And no handler may jump away before the byte is written.
         block(frame);
     }
-    if !ours {
+    let only = if frame.looked.count == 1 { known.clone().next() } else { None };
+    if ours
+        && let Some((n, engine)) = only
+        && let Some(recorded) = engine.record_known(range)
+    {
+        expect_bell(frame, n, engine, recorded);
+        return GATE;
+    }
+    let is_mapped = || {
+        only.is_none() && known.clone().any(|(_, engine)| engine.is_known_mapped(range))
+            || sys::is_mapped(range)
+    };
+    if !ours || !is_mapped() {
+        block(frame);
         return TRAP;
     }
     for (n, engine) in known {
-        if engine.record(range) != Recorded::Missed && engine.wants_bell() {
-            // Without `block`: bytes were taken out in between.
-            block(frame);
-            frame.looked.ring |= 1 << n;
-        }
+        expect_bell(frame, n, engine, engine.record(range));
     }
     GATE
+}
+
+/// Whether a byte is to be written for what was recorded in context `n`.
+fn expect_bell(frame: &mut Frame, n: u32, engine: Engine, recorded: Recorded) {
+    if recorded != Recorded::Missed && engine.wants_bell() {
+        // Without `block`: bytes were taken out in between.
+        block(frame);
+        frame.looked.ring |= 1 << n;
+    }
 }
 
 fn block(frame: &mut Frame) {
