@@ -21,7 +21,7 @@ pub unsafe fn open_or_emulate(path: *const c_char, flags: c_int, real: impl FnOn
         return real();
     }
     let before = sys::errno();
-    let fd = if flags & libc::O_CREAT != 0 { fail(libc::ENOENT) } else { real() };
+    let fd = if flags & libc::O_CREAT != 0 || is_unwanted(path) { fail(libc::ENOENT) } else { real() };
     let errno = sys::errno();
     let gone = matches!(
         errno,
@@ -78,6 +78,13 @@ fn is_emulated_creation(path: *const c_char) -> bool {
     sys::access(path, libc::F_OK) == -(libc::ENOENT as isize)
         && unsafe { path::is_device(path) }
         && backend() != Backend::Kmod
+}
+
+/// True for the kernel's own device where the emulated one is forced. It isn't opened: once it was, the kernel looks for
+/// listeners at each mapping call for as long as the address space exists (`mm_has_notifiers`).
+fn is_unwanted(path: *const c_char) -> bool {
+    // SAFETY: the kernel has just read the path.
+    backend() == Backend::Emulated && sys::access(path, libc::F_OK) == 0 && unsafe { path::is_device(path) }
 }
 
 /// The emulated device, with the checks that the kernel makes for a character device of mode 0666, and the

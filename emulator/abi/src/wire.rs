@@ -30,7 +30,8 @@ pub const RING_PRCTL: u64 = 0x474e_4952;
 
 /// [`Op::Open`]'s reply: the opener's threads record what they can, and list the context for that.
 pub const INLINE_GRANTED: u64 = 1;
-/// [`Op::Open`]'s reply, likewise: also a munmap that hits.
+/// [`Op::Open`]'s reply, likewise: a munmap of hugetlb memory invalidates once, so that any that hits may be recorded.
+/// Without it those alone that have no room for a large page.
 pub const INLINE_MUNMAP: u64 = 2;
 
 /// Set in the lock ids of supervisor threads. Client threads use their bare thread id (below 2^22, proc(5));

@@ -12,8 +12,8 @@ use ummunotify_abi::arena::{
     LAYOUT_VERSION, NODES, Node, RING_CELLS, RINGS_OFFSET, SLOTS, SLOTS_OFFSET, Slot,
 };
 
-use crate::Engine;
 use crate::error::BadArena;
+use crate::{Engine, Look};
 
 /// A mapping of one context's arena and of its counter page.
 #[derive(Clone, Copy, Debug)]
@@ -168,5 +168,17 @@ impl Engine {
     #[inline(always)]
     pub unsafe fn again(arena: NonNull<u8>, counter: NonNull<AtomicU64>) -> Self {
         Self { arena: Arena { base: arena, counter } }
+    }
+}
+
+impl Look {
+    /// The part of such an engine that needs no counter.
+    ///
+    /// # Safety
+    /// As for [`Engine::again`].
+    #[inline(always)]
+    pub unsafe fn again(arena: NonNull<u8>) -> Self {
+        // Nothing that looks touches it.
+        Self { arena: Arena { base: arena, counter: NonNull::dangling() } }
     }
 }

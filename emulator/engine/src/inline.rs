@@ -11,8 +11,12 @@ use core::sync::atomic::fence;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::arena::{NOBODY_RECORDS, OPENER_PASSES, OPENER_RECORDS, TRAPS_RECORD};
 
-use crate::lookup::exists;
+use crate::arena::Arena;
+use crate::lookup::{exists, exists_now};
 use crate::{Begin, Engine};
+
+/// Where in an arena the word lies that [`Look::unmoved`] looks at.
+pub const EPOCH: usize = core::mem::offset_of!(ummunotify_abi::arena::Header, epoch);
 
 /// Who records what the opener's threads do.
 #[repr(u32)]
@@ -28,7 +32,14 @@ pub enum Recorder {
     Nobody = NOBODY_RECORDS,
 }
 
-impl Engine {
+/// An engine that only looks: it needs no counter.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    pub(crate) arena: Arena,
+}
+
+/// What each call of the inline layer asks for; no vector register is used.
+impl Look {
     /// True if the opener's threads may let a call pass that hits nothing, provided that they know `known` contexts.
     #[inline(always)]
     pub fn opener_looks(&self, known: u32) -> bool {
@@ -37,7 +48,51 @@ impl Engine {
         (recorder == OPENER_RECORDS || recorder == OPENER_PASSES) && header.siblings.load(Acquire) == known
     }
 
-    /// True if they may record a hit as well. To be asked after [`Engine::opener_looks`].
+    /// As [`Engine::begin`].
+    #[inline(always)]
+    pub fn begin(&self) -> Begin {
+        Begin { epoch: self.arena.header().epoch.load(Acquire) }
+    }
+
+    /// As [`Engine::may_hit`]; `None` if it can't be said now.
+    #[inline(always)]
+    pub fn hits(&self, range: PageRange) -> Option<bool> {
+        exists(&self.arena, range).ok()
+    }
+
+    /// The same by one look, without patience for an index that is being changed.
+    #[inline(always)]
+    pub fn hits_now(&self, range: PageRange) -> Option<bool> {
+        exists_now(&self.arena, range)
+    }
+
+    /// True if nothing was registered or dequeued since `begin`: [`Engine::end`] would find nothing.
+    #[inline(always)]
+    pub fn unmoved(&self, begin: Begin) -> bool {
+        self.arena.header().epoch.load(Acquire) == begin.epoch
+    }
+}
+
+impl Engine {
+    /// What looks alone.
+    #[inline(always)]
+    fn look(&self) -> Look {
+        Look { arena: self.arena }
+    }
+
+    /// As [`Look::hits`].
+    #[inline(always)]
+    pub fn hits(&self, range: PageRange) -> Option<bool> {
+        self.look().hits(range)
+    }
+
+    /// As [`Look::unmoved`].
+    #[inline(always)]
+    pub fn unmoved(&self, begin: Begin) -> bool {
+        self.look().unmoved(begin)
+    }
+
+    /// True if they may record a hit as well. To be asked after [`Look::opener_looks`].
     pub fn opener_records(&self) -> bool {
         self.arena.header().recorder.load(Acquire) == OPENER_RECORDS
     }
@@ -55,18 +110,6 @@ impl Engine {
     /// Says how many contexts the opener's address space has.
     pub fn set_siblings(&self, contexts: u32) {
         self.arena.header().siblings.store(contexts, SeqCst);
-    }
-
-    /// As [`Engine::may_hit`]; `None` if it can't be said now. Uses no vector register.
-    #[inline(always)]
-    pub fn hits(&self, range: PageRange) -> Option<bool> {
-        exists(&self.arena, range).ok()
-    }
-
-    /// True if nothing was registered or dequeued since `begin`: [`Engine::end`] would find nothing.
-    #[inline(always)]
-    pub fn unmoved(&self, begin: Begin) -> bool {
-        self.arena.header().epoch.load(Acquire) == begin.epoch
     }
 
     /// Notes that a byte was written into the device's pipe, or found that there is no room for more.

@@ -48,7 +48,7 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 pub use elsewhere::Region;
 pub use error::{AlreadyUsed, BadArena, ReadError, RegisterError, Stuck, UnregisterError};
 pub use host::{Host, Port};
-pub use inline::Recorder;
+pub use inline::{EPOCH, Look, Recorder};
 pub use read::Ending;
 use record::When;
 pub use record::{Begin, Recorded};
@@ -161,6 +161,12 @@ impl Engine {
     /// [registered so](Engine::register_mapped) and that nothing has hit since.
     pub fn is_known_mapped(&self, range: PageRange) -> bool {
         record::is_known_mapped(&self.arena, range)
+    }
+
+    /// [`Engine::record`] if something is [known to be mapped](Engine::is_known_mapped) there, by one look for both; `None`,
+    /// and nothing is recorded, if not. What is registered after the look isn't hit: [`Engine::end`] does that.
+    pub fn record_known(&self, range: PageRange) -> Option<Recorded> {
+        record::sweep_known(&self.arena, range)
     }
 
     /// As [`Engine::may_hit`], of the regions alone that were registered before `begin`.

@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::fence;
 use ummunotify_abi::PageRange;
+use ummunotify_abi::arena::FANOUT;
 
 use crate::arena::Arena;
 use crate::hook::step;
@@ -93,11 +94,25 @@ fn settled<T>(arena: &Arena, mut look: impl FnMut() -> Result<T, Unknown>) -> Re
 /// Whether `range` hits a region.
 ///
 /// One way down the tree: among the entries of a node that start before the range's end, all but the last hold
-/// nothing that starts later, so that their largest end decides. No array and no copy: the inline layer runs this
+/// nothing that starts later, so that an end behind the range's start decides; the last is gone down to. No array and no copy: the inline layer runs this
 /// where vector registers aren't its own.
 #[inline(always)]
 pub(crate) fn exists(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
     settled(arena, || descend(arena, range))
+}
+
+/// The same by one look; `None` if the index changed meanwhile, or contradicts itself.
+#[inline(always)]
+pub(crate) fn exists_now(arena: &Arena, range: PageRange) -> Option<bool> {
+    let header = arena.header();
+    let sequence = header.sequence.load(Acquire);
+    if sequence & 1 == 1 {
+        return None;
+    }
+    let found = descend(arena, range);
+    step();
+    fence(Acquire);
+    if header.sequence.load(Relaxed) == sequence { found.ok() } else { None }
 }
 
 #[inline(always)]
@@ -109,32 +124,27 @@ fn descend(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
     if range.end <= bank.span_start.load(Relaxed) || range.start >= bank.span_end.load(Relaxed) {
         return Ok(false);
     }
+    // Without a root there is no region, and the bounds have said so.
     let mut at = bank.root.load(Relaxed);
-    if at == 0 {
-        return Ok(false);
-    }
     let mut above = MAX_DEPTH as u32;
     loop {
         let node = arena.node(at).ok_or(Unknown::Corrupt)?;
-        let (n, level) = (count(node), node.level.load(Relaxed));
-        if level >= above {
+        let (n, level) = (node.count.load(Relaxed) as usize, node.level.load(Relaxed));
+        if n > FANOUT || level >= above {
             return Err(Unknown::Corrupt);
         }
         above = level;
-        if n == 0 || start(node, 0) >= range.end {
-            return Ok(false);
-        }
         let mut i = 0;
-        while i + 1 < n && start(node, i + 1) < range.end {
+        loop {
+            if i == n || start(node, i) >= range.end {
+                return Ok(false);
+            }
             if end(node, i) > range.start {
-                return Ok(true);
+                break;
             }
             i += 1;
         }
-        if end(node, i) <= range.start {
-            return Ok(false);
-        }
-        if level == 0 {
+        if level == 0 || i + 1 < n && start(node, i + 1) < range.end {
             return Ok(true);
         }
         at = id(node, i);
@@ -179,15 +189,17 @@ fn walk<const N: usize>(
         let (n, level) = (count(node), node.level.load(Relaxed));
         let mut child = 0;
         while i < n {
+            // Most entries lie below, and are stepped over in few instructions.
+            if range.is_some_and(|range| end(node, i) <= range.start && start(node, i) < range.end) {
+                i += 1;
+                continue;
+            }
             let place = key(node, i);
             if range.is_some_and(|range| place.start >= range.end) {
                 return Ok(());
             }
             let here = i;
             i += 1;
-            if range.is_some_and(|range| range.start >= end(node, here)) {
-                continue;
-            }
             if level != 0 {
                 if after.is_some_and(|after| i < n && !after.precedes(key(node, i))) {
                     continue;

@@ -164,13 +164,30 @@ fn missed(arena: &Arena, when: When) {
 }
 
 fn sweep_near(arena: &Arena, range: PageRange, when: When) -> Recorded {
+    let mut few = Chunk::<FEW>::new();
+    match find(arena, range, None, &mut few) {
+        Ok(()) => sweep_found(arena, range, when, &few),
+        Err(reason) => everything(arena, reason),
+    }
+}
+
+/// See [`Engine::record_known`](crate::Engine::record_known).
+pub(crate) fn sweep_known(arena: &Arena, range: PageRange) -> Option<Recorded> {
+    let mut few = Chunk::<FEW>::new();
+    collect(arena, Some(range), None, &mut few).ok()?;
+    few.found()
+        .iter()
+        .any(|found| is_mapped(arena, found))
+        .then(|| sweep_found(arena, range, When::Before, &few))
+}
+
+/// The same once the first regions are found.
+fn sweep_found(arena: &Arena, range: PageRange, when: When, few: &Chunk<FEW>) -> Recorded {
     // While everything is invalid, all regions stand queued without hint, but for their ring entries: whoever
     // holds the lock makes these before it adds a region or reads. Nothing to add to that but the counter.
     let covered = arena.header().everything.load(Acquire) != 0;
     let mut pass = Pass { arena, range, when, covered, hit: false, newer: false };
-    let mut few = Chunk::<FEW>::new();
-    let recorded =
-        pass.look(None, &mut few).and_then(|more| if more { pass.rest(few.last()) } else { Ok(()) });
+    let recorded = pass.take(few).and_then(|()| if few.more { pass.rest(few.last()) } else { Ok(()) });
     if let Err(reason) = recorded {
         return everything(arena, reason);
     }
@@ -189,6 +206,19 @@ fn sweep_near(arena: &Arena, range: PageRange, when: When) -> Recorded {
     Recorded::Hit
 }
 
+/// Finds regions to hit, behind `after`.
+fn find<const N: usize>(
+    arena: &Arena,
+    range: PageRange,
+    after: Option<Key>,
+    chunk: &mut Chunk<N>,
+) -> Result<(), Reason> {
+    collect(arena, Some(range), after, chunk).map_err(|unknown| match unknown {
+        Unknown::Busy => Reason::IndexBusy,
+        Unknown::Corrupt => Reason::Corrupt,
+    })
+}
+
 struct Pass<'a> {
     arena: &'a Arena,
     range: PageRange,
@@ -200,12 +230,8 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    /// Hits what is found behind `after`; true if there may be more.
-    fn look<const N: usize>(&mut self, after: Option<Key>, chunk: &mut Chunk<N>) -> Result<bool, Reason> {
-        collect(self.arena, Some(self.range), after, chunk).map_err(|unknown| match unknown {
-            Unknown::Busy => Reason::IndexBusy,
-            Unknown::Corrupt => Reason::Corrupt,
-        })?;
+    /// Hits what was found.
+    fn take<const N: usize>(&mut self, chunk: &Chunk<N>) -> Result<(), Reason> {
         for found in chunk.found() {
             let newer = match self.when {
                 When::Before => false,
@@ -227,7 +253,7 @@ impl Pass<'_> {
                 Outcome::Failed(reason) => return Err(reason),
             }
         }
-        Ok(chunk.more)
+        Ok(())
     }
 
     /// Many hits. Each look starts behind the last, so their number is bounded by that of the slots.
@@ -235,7 +261,9 @@ impl Pass<'_> {
     fn rest(&mut self, mut after: Option<Key>) -> Result<(), Reason> {
         let mut chunk = Chunk::<MANY>::new();
         for _ in 0..=SLOTS as usize / MANY {
-            if !self.look(after, &mut chunk)? {
+            find(self.arena, self.range, after, &mut chunk)?;
+            self.take(&chunk)?;
+            if !chunk.more {
                 return Ok(());
             }
             after = chunk.last();
@@ -320,14 +348,17 @@ pub(crate) fn may_hit(arena: &Arena, range: PageRange) -> bool {
 /// See [`Engine::is_known_mapped`](crate::Engine::is_known_mapped).
 pub(crate) fn is_known_mapped(arena: &Arena, range: PageRange) -> bool {
     let mut chunk = Chunk::<FEW>::new();
-    let known = |found: &Found| {
-        arena.slot(found.slot).is_some_and(|slot| {
-            let word = Word::load(slot);
-            // As in `hit`: then the word is that of the registration that was found.
-            slot.seq.load(Acquire) == found.key.seq && word::is_known_mapped(slot, word)
-        })
-    };
-    collect(arena, Some(range), None, &mut chunk).is_ok() && chunk.found().iter().any(known)
+    collect(arena, Some(range), None, &mut chunk).is_ok()
+        && chunk.found().iter().any(|found| is_mapped(arena, found))
+}
+
+/// Whether a region is known to be mapped.
+fn is_mapped(arena: &Arena, found: &Found) -> bool {
+    arena.slot(found.slot).is_some_and(|slot| {
+        let word = Word::load(slot);
+        // As in `hit`: then the word is that of the registration that was found.
+        slot.seq.load(Acquire) == found.key.seq && word::is_known_mapped(slot, word)
+    })
 }
 
 /// The same of regions alone that were registered before `begin`.

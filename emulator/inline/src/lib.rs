@@ -69,7 +69,8 @@ pub enum Plan {
 /// No range.
 pub const NOWHERE: PageRange = PageRange::new(0, 0);
 
-const MAP_FIXED: u64 = 0x10;
+/// mmap without it takes nothing away.
+pub const MAP_FIXED: u64 = 0x10;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_HUGETLB: u64 = 0x4_0000;
 const MAP_FIXED_NOREPLACE: u64 = 0x10_0000;
@@ -78,7 +79,8 @@ const MREMAP_FIXED: u64 = 2;
 const MREMAP_DONTUNMAP: u64 = 4;
 /// Read, write, execute, and PROT_SEM, which is never used.
 const PROT_KNOWN: u64 = 0xf;
-const MADV_DONTNEED: u32 = 4;
+/// Drops pages: touches what a munmap would.
+pub const MADV_DONTNEED: u32 = 4;
 const MADV_FREE: u32 = 8;
 const MADV_DONTNEED_LOCKED: u32 = 24;
 const HUGE_2M: u64 = 2 << 20;
@@ -90,7 +92,7 @@ const ADDRESS_END: u64 = (1 << 56) - PAGE_SIZE;
 #[inline(always)]
 pub fn plan(number: u32, a: &[u64; 6]) -> Plan {
     match number {
-        nr::MUNMAP => within(pages(untagged(a[0]), a[1])),
+        nr::MUNMAP => within(pages_untagged(a[0], a[1])),
         nr::MMAP => {
             let flags = a[3];
             if flags & MAP_FIXED == 0 || flags & MAP_FIXED_NOREPLACE != 0 {
@@ -100,9 +102,9 @@ pub fn plan(number: u32, a: &[u64; 6]) -> Plan {
             let plain = flags & MAP_ANONYMOUS != 0 && flags & MAP_HUGETLB == 0;
             within(if plain { pages(a[0], a[1]) } else { huge_pages(a[0], a[1]) })
         }
-        nr::MPROTECT | nr::PKEY_MPROTECT if a[2] & !PROT_KNOWN == 0 => within(pages(untagged(a[0]), a[1])),
+        nr::MPROTECT | nr::PKEY_MPROTECT if a[2] & !PROT_KNOWN == 0 => within(pages_untagged(a[0], a[1])),
         nr::MADVISE => match a[2] as u32 {
-            MADV_DONTNEED | MADV_FREE | MADV_DONTNEED_LOCKED => within(pages(untagged(a[0]), a[1])),
+            MADV_DONTNEED | MADV_FREE | MADV_DONTNEED_LOCKED => within(pages_untagged(a[0], a[1])),
             // REMOVE, UNMERGEABLE, PAGEOUT, COLLAPSE, HWPOISON, SOFT_OFFLINE, GUARD_INSTALL.
             9 | 13 | 21 | 25 | 100..=102 => Plan::Trap,
             _ => Plan::Pass,
@@ -145,11 +147,25 @@ fn within(range: Option<PageRange>) -> Plan {
     }
 }
 
-/// Whole pages that lie below the end of user addresses.
+/// Whole pages that lie below the end of user addresses, as [`PageRange::pages`] has them. In few instructions: a length
+/// of 0, and one that has no whole pages, come out as an end that isn't behind the start.
 #[inline(always)]
 fn pages(start: u64, len: u64) -> Option<PageRange> {
-    let range = PageRange::pages(start, len)?;
-    if range.end <= ADDRESS_END { Some(range) } else { None }
+    let end = start.wrapping_add(len.wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1));
+    if start.is_multiple_of(PAGE_SIZE) && end > start && end <= ADDRESS_END {
+        Some(PageRange::new(start, end))
+    } else {
+        None
+    }
+}
+
+/// The same of an address that may have a tag, which is rare.
+#[inline(always)]
+fn pages_untagged(start: u64, len: u64) -> Option<PageRange> {
+    match pages(start, len) {
+        None => pages(untagged(start), len),
+        plain => plain,
+    }
 }
 
 /// The same, rounded up to the large page that `start` may be the first byte of.
@@ -165,6 +181,13 @@ fn huge_pages(start: u64, len: u64) -> Option<PageRange> {
     };
     let len = (range.end - range.start + (unit - 1)) & !(unit - 1);
     Some(PageRange::new(start, start + len))
+}
+
+/// False if a munmap of that range, which starts and ends at pages, can't take hugetlb memory away: such mappings
+/// start and end at large pages, of 2 MiB at least, and are only cut there (`hugetlb_vm_op_split`), so a range without
+/// a whole one holds none of it, or is refused before anything is invalidated.
+pub const fn has_large_page(range: PageRange) -> bool {
+    range.end & !(HUGE_2M - 1) > range.start.saturating_add(HUGE_2M - 1) & !(HUGE_2M - 1)
 }
 
 /// An address without the tag that Linear Address Masking allows.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use std::sync::LazyLock;
 use ummunotify_abi::PageRange;
-use ummunotify_inline::{NUMBERS, Plan, nr, plan};
+use ummunotify_inline::{NUMBERS, Plan, has_large_page, nr, plan};
 
 use crate::trap::bpf::{SockFilter, interpreter};
 use crate::trap::filter::{ALLOW, Filter};
@@ -132,6 +132,17 @@ fn a_copy_of_the_memory_is_let_through() {
         let allowed = is_allowed(crate::trap::policy::nr::CLONE, &[flags, 0, 0, 0, 0, 0]);
         assert_eq!(ummunotify_inline::shares_memory(flags), allowed, "{flags:#x}");
     }
+}
+
+/// A range without a whole large page can't be hugetlb memory; ends that lie in the midst of one don't count.
+#[test]
+fn a_large_page_is_seen_where_there_is_room_for_none() {
+    let large = |start: u64, end: u64| has_large_page(PageRange::new(HUGE_1G + start, HUGE_1G + end));
+    assert!(large(0, HUGE_2M) && large(4096, 2 * HUGE_2M) && large(0, HUGE_1G));
+    assert!(!large(0, 4096) && !large(0, HUGE_2M - 4096) && !large(4096, HUGE_2M + 4096));
+    assert!(!large(4096, 2 * HUGE_2M - 4096), "two halves");
+    assert!(has_large_page(PageRange::new(0, ADDRESS_END)));
+    assert!(!has_large_page(PageRange::new(u64::MAX - 8191, u64::MAX - 4095)), "near the end");
 }
 
 /// The calls that matter are decided, not merely left to the traps.

@@ -5,13 +5,21 @@
 //! stack below rsp may be the site's red zone. Unwinders see a frame that was called by the site.
 
 use core::arch::{asm, global_asm};
+use core::mem::offset_of;
 
-use super::{COMPACT, COMPONENTS, VECTORS, fast, slow};
-use crate::owner::PAGE;
+use ummunotify_engine::EPOCH;
+use ummunotify_inline::{MAP_FIXED, nr};
+
+use super::fast::Frame;
+use super::{COMPACT, COMPONENTS, VECTORS, fast, list, slow};
+use crate::owner::{PAGE, Page};
 use crate::sys;
 
 /// Bytes of the room for [`fast::Frame`].
-pub const FRAME: usize = 192;
+pub const FRAME: usize = 208;
+/// In [`PAGE`].
+const GENERATION: usize = offset_of!(Page, list) + list::GENERATION;
+const FIRST_ARENA: usize = offset_of!(Page, list) + list::FIRST_ARENA;
 
 unsafe extern "C" {
     fn ummunotify_inline_entry();
@@ -95,6 +103,21 @@ global_asm!(
     ".cfi_def_cfa rsp, 0",
     ".cfi_register rip, r11",
     "endbr64",
+    // The arithmetic flags; the number goes to rcx meanwhile.
+    "mov ecx, eax",
+    "lahf",
+    "seto al",
+    // mmap without MAP_FIXED isn't watched: back to the site's own instruction.
+    "cmp ecx, {mmap}",
+    "jne 1f",
+    "test r10d, {fixed}",
+    "jnz 1f",
+    "add al, 127",
+    "sahf",
+    "mov eax, ecx",
+    "lea r11, [r11 - 2]",
+    "notrack jmp r11",
+    "1:",
     // The red zone.
     "lea rsp, [rsp - 128]",
     ".cfi_def_cfa_offset 128",
@@ -106,10 +129,6 @@ global_asm!(
     ".cfi_offset rbp, -144",
     "mov rbp, rsp",
     ".cfi_def_cfa_register rbp",
-    // The arithmetic flags; the number goes to rcx meanwhile.
-    "mov ecx, eax",
-    "lahf",
-    "seto al",
     "push rax",
     "lea rsp, [rsp - {frame}]",
     "and rsp, -64",
@@ -120,11 +139,8 @@ global_asm!(
     "mov [rsp + 32], r10",
     "mov [rsp + 40], r8",
     "mov [rsp + 48], r9",
-    "xor eax, eax",
-    "mov [rsp + 72], rax",
-    "mov [rsp + 80], rax",
-    "mov [rsp + 88], rax",
-    "mov rdi, rsp",
+    "mov qword ptr [rsp + 72], 0",
+    "mov r8, rsp",
     "call {begin}",
     "2:",
     "mov rdi, [rsp + 8]",
@@ -134,13 +150,25 @@ global_asm!(
     "mov r8, [rsp + 40]",
     "mov r9, [rsp + 48]",
     "cmp eax, 1",
-    "jb 6f",
-    "ja 5f",
+    "jne 5f",
     // GATE.
     "mov rax, [rsp]",
     "syscall",
     "ummunotify_inline_gate:",
     "3:",
+    // As `end` has it, for one context; whose arena stays mapped, if the list has moved since.
+    "cmp qword ptr [rsp + 72], {by_one}",
+    "jne 9f",
+    "mov rcx, [rip + {page} + {generation}]",
+    "cmp rcx, [rsp + {frame_generation}]",
+    "jne 9f",
+    "mov rcx, [rip + {page} + {first_arena}]",
+    "mov rcx, [rcx + {epoch}]",
+    "cmp rcx, [rsp + {frame_begin}]",
+    "jne 9f",
+    "mov rcx, rax",
+    "jmp 10f",
+    "9:",
     "mov [rsp + 56], rax",
     "mov rdi, rsp",
     "call {end}",
@@ -154,6 +182,7 @@ global_asm!(
     "mov r8, [rsp + 40]",
     "mov r9, [rsp + 48]",
     "mov rcx, [rsp + 56]",
+    "10:",
     "mov rax, [rbp - 8]",
     "add al, 127",
     "sahf",
@@ -171,8 +200,9 @@ global_asm!(
     ".cfi_def_cfa_offset 0",
     "notrack jmp r11",
     ".cfi_restore_state",
-    // TRAP, or SLOW.
+    // PASS, TRAP or SLOW.
     "5:",
+    "jb 6f",
     "cmp eax, 2",
     "jne 7f",
     "mov rax, [rsp]",
@@ -200,7 +230,7 @@ global_asm!(
     "notrack jmp r11",
     ".cfi_restore_state",
     // TASK: r9, which no code at such a site uses, leads back, by the new task's stack as well.
-    "9:",
+    "12:",
     "mov rcx, [rsp]",
     "mov rax, [rbp - 8]",
     "add al, 127",
@@ -224,7 +254,7 @@ global_asm!(
     // SLOW.
     "7:",
     "cmp eax, 4",
-    "je 9b",
+    "je 12b",
     "ummunotify_save_vectors",
     "lea rdi, [rsp + {vectors}]",
     "call {slow_begin}",
@@ -241,6 +271,15 @@ global_asm!(
     ".cfi_endproc",
     ".size ummunotify_inline_entry, . - ummunotify_inline_entry",
     ".popsection",
+    mmap = const nr::MMAP,
+    fixed = const MAP_FIXED,
+    by_one = const fast::BY_ONE,
+    page = sym PAGE,
+    generation = const GENERATION,
+    first_arena = const FIRST_ARENA,
+    epoch = const EPOCH,
+    frame_generation = const offset_of!(Frame, generation),
+    frame_begin = const offset_of!(Frame, begins),
     frame = const FRAME,
     vectors = const VECTORS,
     components = const COMPONENTS,

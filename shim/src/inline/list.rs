@@ -6,10 +6,13 @@
 //! one does no harm: it hits regions too many, and none were there when that thread's call began.
 
 use core::ffi::c_int;
+use core::mem::offset_of;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use ummunotify_engine::Engine;
+use ummunotify_abi::PageRange;
+use ummunotify_engine::{Engine, Look};
+use ummunotify_inline::has_large_page;
 
 use super::FULL;
 use crate::owner::PAGE;
@@ -31,6 +34,12 @@ pub struct List {
     spare: [Place; SPARE],
 }
 
+/// Offset of the generation.
+pub const GENERATION: usize = offset_of!(List, generation);
+/// Offset of the first context's arena.
+pub const FIRST_ARENA: usize =
+    offset_of!(List, entries) + offset_of!(Entry, place) + offset_of!(Place, arena);
+
 /// A listed context.
 #[repr(C)]
 pub struct Entry {
@@ -46,7 +55,7 @@ struct Place {
     counter: AtomicUsize,
 }
 
-/// A munmap that hits may be recorded here: what it invalidates is the range and nothing else.
+/// What a munmap invalidates is the range and nothing else, whatever memory lies there.
 pub const MUNMAP_HITS: u32 = 1;
 
 impl Place {
@@ -54,12 +63,18 @@ impl Place {
         Self { arena: AtomicUsize::new(0), counter: AtomicUsize::new(0) }
     }
 
-    #[inline(always)]
     fn engine(&self) -> Option<Engine> {
         let arena = NonNull::new(self.arena.load(Ordering::Acquire) as *mut u8)?;
         let counter = NonNull::new(self.counter.load(Ordering::Acquire) as *mut AtomicU64)?;
         // SAFETY: what was listed was attached before, and stays mapped (see the module).
         Some(unsafe { Engine::again(arena, counter) })
+    }
+
+    #[inline(always)]
+    fn look(&self) -> Option<Look> {
+        let arena = NonNull::new(self.arena.load(Ordering::Acquire) as *mut u8)?;
+        // SAFETY: as above.
+        Some(unsafe { Look::again(arena) })
     }
 
     fn set(&self, arena: usize, counter: usize) {
@@ -74,9 +89,14 @@ impl Place {
 
 impl Entry {
     /// The context's engine.
-    #[inline(always)]
     pub fn engine(&self) -> Option<Engine> {
         self.place.engine()
+    }
+
+    /// The same, to look alone.
+    #[inline(always)]
+    pub fn look(&self) -> Option<Look> {
+        self.place.look()
     }
 
     /// The inode of the context's pipe.
@@ -115,9 +135,9 @@ impl List {
         self.entries.get(n as usize)
     }
 
-    /// Whether [`MUNMAP_HITS`] is set.
-    pub fn records_munmap(&self) -> bool {
-        self.flags.load(Ordering::Acquire) & MUNMAP_HITS != 0
+    /// Whether a munmap of that range, if it hits, may be recorded here: it invalidates the range and nothing else.
+    pub fn records_munmap(&self, range: PageRange) -> bool {
+        self.flags.load(Ordering::Acquire) & MUNMAP_HITS != 0 || !has_large_page(range)
     }
 
     /// Changes the list. `None`, and nothing is changed, if another thread has been at it for too long: one that

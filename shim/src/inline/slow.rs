@@ -1,7 +1,8 @@
-//! Calls that hit, calls that make tasks and programs, and whatever else the fast path leaves. The application's vector registers are saved.
+//! Calls that hit, calls that make tasks and programs, and whatever else the fast path leaves. The application's vector
+//! registers are saved.
 
 use ummunotify_abi::PageRange;
-use ummunotify_engine::{Begin, Recorded};
+use ummunotify_engine::{Begin, Engine, Recorded};
 use ummunotify_inline::{nr, shares_memory};
 
 use super::fast::{Frame, GATE, PASS, TASK, TRAP};
@@ -19,7 +20,7 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
         _ => {}
     }
     let list = &PAGE.list;
-    if frame.count == 0 {
+    if frame.looked.count == 0 {
         // A context says that it doesn't want our records. If that is because it is over, it goes off the list.
         let over = |n| list.entry(n).and_then(Entry::engine).is_some_and(|engine| engine.is_over());
         if (0..list.count()).any(over) {
@@ -29,26 +30,33 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
         return TRAP;
     }
     let range = frame.ranges[0];
-    let known = (0..frame.count as u32).filter_map(|n| Some((n, list.entry(n)?.engine()?)));
+    let known = (0..u32::from(frame.looked.count)).filter_map(|n| Some((n, list.entry(n)?.engine()?)));
     let ours = frame.number as u32 == nr::MUNMAP
-        && list.records_munmap()
-        && known.clone().all(|(_, engine)| engine.opener_records())
-        && (known.clone().any(|(_, engine)| engine.is_known_mapped(range)) || sys::is_mapped(range));
-    let silent = ours && known.clone().all(|(_, engine)| !engine.wants_bell());
-    if !silent {
+        && list.records_munmap(range)
+        && known.clone().all(|(_, engine)| engine.opener_records());
+    if !ours || known.clone().any(|(_, engine)| engine.wants_bell()) {
         // Whoever is woken for the hit must find the call at its end: a handler of ours that reads the event would
         // else look like a thread that raced with the call. And no handler may jump away before the byte is written.
         block(frame);
     }
-    if !ours {
+    let only = if frame.looked.count == 1 { known.clone().next() } else { None };
+    if ours
+        && let Some((n, engine)) = only
+        && let Some(recorded) = engine.record_known(range)
+    {
+        expect_bell(frame, n, engine, recorded);
+        return GATE;
+    }
+    let is_mapped = || {
+        only.is_none() && known.clone().any(|(_, engine)| engine.is_known_mapped(range))
+            || sys::is_mapped(range)
+    };
+    if !ours || !is_mapped() {
+        block(frame);
         return TRAP;
     }
     for (n, engine) in known {
-        if engine.record(range) != Recorded::Missed && engine.wants_bell() {
-            // Without `block`: bytes were taken out in between.
-            block(frame);
-            frame.ring |= 1 << n;
-        }
+        expect_bell(frame, n, engine, engine.record(range));
     }
     GATE
 }
@@ -62,10 +70,19 @@ fn clone3([arguments, size, ..]: [u64; 6]) -> u32 {
     if shares_memory(flags) { TASK } else { PASS }
 }
 
+/// Whether a byte is to be written for what was recorded in context `n`.
+fn expect_bell(frame: &mut Frame, n: u32, engine: Engine, recorded: Recorded) {
+    if recorded != Recorded::Missed && engine.wants_bell() {
+        // Without `block`: bytes were taken out in between.
+        block(frame);
+        frame.looked.ring |= 1 << n;
+    }
+}
+
 fn block(frame: &mut Frame) {
-    if frame.blocked == 0 {
+    if frame.looked.blocked == 0 {
         frame.mask = sys::block_signals();
-        frame.blocked = 1;
+        frame.looked.blocked = 1;
     }
 }
 
@@ -78,13 +95,13 @@ pub extern "C" fn end(frame: &mut Frame) {
     for n in 0..list.count() {
         let Some(entry) = list.entry(n) else { continue };
         let begin = frame.begins.get(n as usize).filter(|_| same).copied().unwrap_or(Begin::EVER);
-        let due = !same || frame.ring >> (n % 64) & 1 == 1;
-        end_in(entry, begin, &frame.ranges, due);
+        let due = !same || frame.looked.ring.checked_shr(n).unwrap_or(0) & 1 == 1;
+        end_in(entry, begin, frame.ranges.get(..usize::from(frame.looked.ranges)).unwrap_or_default(), due);
     }
     sys::restore_signals(frame.mask);
 }
 
-fn end_in(entry: &Entry, begin: Begin, ranges: &[PageRange; 2], mut due: bool) {
+fn end_in(entry: &Entry, begin: Begin, ranges: &[PageRange], mut due: bool) {
     let Some(engine) = entry.engine() else { return };
     for range in ranges.iter().filter(|range| !range.is_empty()) {
         due |= engine.end(begin, *range) != Recorded::Missed && engine.wants_bell();

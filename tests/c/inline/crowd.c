@@ -1,8 +1,8 @@
 /*
- * More contexts at once than the fast path looks at, and then all but one are closed: from then on libc's calls are made
- * in the process again. The filter's statistics tell.
+ * Opens contexts, closes all but a few, and unmaps: with no more of them than the fast path looks at, libc's calls are
+ * made in the process. The filter's statistics tell.
  *
- *   crowd MUNMAPS
+ *   crowd MUNMAPS OPENED KEPT
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -24,14 +24,15 @@ static int open_device(void)
 
 int main(int argc, char **argv)
 {
-	int others[7];
+	int devices[64];
 
-	open_device();
-	for (int n = 0; n < 7; n++)
-		others[n] = open_device();
-	for (int n = 0; n < 7; n++)
-		close(others[n]);
-	for (long n = argc > 1 ? atol(argv[1]) : 0; n > 0; n--) {
+	if (argc != 4 || atoi(argv[2]) > 64)
+		return 2;
+	for (int n = 0; n < atoi(argv[2]); n++)
+		devices[n] = open_device();
+	for (int n = atoi(argv[3]); n < atoi(argv[2]); n++)
+		close(devices[n]);
+	for (long n = atol(argv[1]); n > 0; n--) {
 		char *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 		if (page == MAP_FAILED || munmap(page, 4096) != 0) {
