@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use ummunotify_tests::{Account, Client, Mode, Outcome, Stage, say, skip};
+use ummunotify_tests::{Account, Client, Mode, Outcome, Program, Stage, say, skip};
 
 const INLINE: &str = "inline,notify";
 
@@ -48,29 +48,49 @@ fn contexts_that_come_and_go_lose_invalidations() {
     run("contexts");
 }
 
+/// Runs a client of `tests/c/inline`, and reads how many calls the filter says that it trapped.
+fn counted(stage: &Stage, account: Account, name: &str, args: &[&str]) -> (Outcome, u32) {
+    let log = stage.work().join("log");
+    let program = stage.program(Mode::Run, account, stage.client(&client(name))).layers(INLINE).args(args);
+    let options = ["--backend", "emulated", "--stats", "--log-file"];
+    let program = options.into_iter().fold(program, Program::run_option).run_option(&log);
+    let outcome = program.run();
+    stage.assert_nothing_left();
+    let said = std::fs::read_to_string(&log).expect("the log was written");
+    std::fs::remove_file(&log).expect("the log is there");
+    let number = said.split_once("the filter trapped ").and_then(|(_, rest)| rest.split(' ').next());
+    let trapped =
+        number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no number: {said}, {outcome}"));
+    (outcome, trapped)
+}
+
 /// The filter's own number: a call that is made in the process isn't trapped.
 #[test]
 fn contexts_that_were_closed_have_all_calls_trapped_for_good() {
     const CALLS: u32 = 5000;
     let stage = Stage::new();
-    let client = stage.client(&client("crowd"));
-    let log = stage.work().join("log");
-    stage
-        .program(Mode::Native, Account::Ordinary, stage.binary())
-        .args(["run", "--backend", "emulated", "--trap", INLINE, "--stats", "--log-file"])
-        .arg(&log)
-        .arg("--")
-        .arg(&client)
-        .arg(CALLS.to_string())
-        .run()
-        .assert_success();
-    stage.assert_nothing_left();
-    let said = std::fs::read_to_string(&log).expect("the log was written");
-    let number = said.split_once("the filter trapped ").and_then(|(_, rest)| rest.split(' ').next());
-    let trapped: u32 = number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no number: {said}"));
+    let (outcome, trapped) = counted(&stage, Account::Ordinary, "crowd", &[&CALLS.to_string()]);
+    outcome.assert_success();
     say(&format!("{trapped} of {CALLS} calls were trapped"));
     // The supervisor that answers trapped calls also learns of the closing, so some are, until it has.
     assert!(trapped < CALLS / 2, "{trapped} of {CALLS}");
+}
+
+/// Memory that threads share is read-only while calls are made that hit nothing. The filter's number shows that they
+/// were made in the process; a hit, which writes, shows that a write would have been seen.
+#[test]
+fn a_miss_writes_to_memory_that_threads_share() {
+    const CALLS: u32 = 8000;
+    let stage = Stage::new();
+    for account in Account::available() {
+        let (outcome, trapped) = counted(&stage, account, "readonly", &[&CALLS.to_string()]);
+        outcome.assert_success();
+        say(&format!("{account:?}: {}, {trapped} calls were trapped", outcome.stdout.trim_end()));
+        // Those that make memory read-only, and the few around the open.
+        assert!(trapped < CALLS / 40, "{trapped} of {CALLS}");
+        let (outcome, _) = counted(&stage, account, "readonly", &[&CALLS.to_string(), "hit"]);
+        assert_eq!(outcome.signal(), Some(Signal::SIGSEGV as i32), "{outcome}");
+    }
 }
 
 /// What isn't trapped works without a supervisor, and is recorded; what is trapped fails then.
