@@ -10,7 +10,7 @@ RUST_MIN := 1.95
 # Debian packages: what a build needs, and what the tests drive besides.
 BUILD_PACKAGES := gcc libc6-dev libclang1
 # A client in Go is tested where `go` is: 450 MB are too many to install for one test.
-TEST_PACKAGES := python3 gdb libjemalloc2 libtcmalloc-minimal4 strace xz-utils musl-tools valgrind
+TEST_PACKAGES := python3 gdb libjemalloc2 libtcmalloc-minimal4 libucx0 libfabric-dev libopenmpi3 strace xz-utils musl-tools valgrind
 # What the feature `rdma` is built with: rdma-core's library and headers, and what its Rust bindings are made by.
 RDMA_PACKAGES := cmake pkg-config libclang-14-dev libnl-3-dev libnl-route-3-dev libibverbs-dev ibverbs-providers
 # Other interception, to compare with.

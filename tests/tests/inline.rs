@@ -168,25 +168,56 @@ fn a_sanitized_program_differs() {
     }
 }
 
-/// UCX's memory hooks patch libc's functions themselves; it makes the calls by syscall(3).
+/// Others that patch libc's functions themselves, and make the calls by syscall(3) then. What each hears when it is
+/// alone it hears beside us, whoever comes first, and no call is missed.
+fn another_hooker(stage: &Stage, name: &str, library: &Path) {
+    let client = stage.client(&client("hooker").link("-ldl"));
+    let program =
+        |mode, account, order: &str| stage.program(mode, account, &client).arg(name).arg(library).arg(order);
+    let alone = program(Mode::Native, Account::Ordinary, "alone").run();
+    alone.assert_success();
+    assert!(alone.stdout.starts_with("munmap 200\n"), "it hears nothing: {alone}");
+    for (account, mode) in Account::available().into_iter().cycle().zip(Mode::EMULATED) {
+        for layers in ["notify", INLINE] {
+            for order in ["before", "after"] {
+                let outcome = program(mode, account, order).layers(layers).run();
+                outcome.assert_success();
+                assert_eq!(outcome.stdout, alone.stdout, "{outcome}\nalone: {alone}");
+                let heard = outcome.stdout.trim_end().replace('\n', ", ");
+                say(&format!("{name} {order}, {layers}, {mode:?} {account:?}: heard {heard}"));
+            }
+        }
+    }
+}
+
 #[test]
-fn another_hooker_is_unheard_or_makes_us_deaf() {
+fn ucx_is_unheard_or_makes_us_deaf() {
     let library = Path::new("/usr/lib/x86_64-linux-gnu/libucs.so.0");
     if !library.exists() {
         return skip("UCX's memory hooks", "it isn't installed (Debian package libucx0)");
     }
-    let stage = Stage::new();
-    let client = stage.client(&client("hooker").link("-ldl"));
-    for (account, mode) in Account::available().into_iter().cycle().zip(Mode::EMULATED) {
-        for layers in ["notify", INLINE] {
-            for order in ["before", "after"] {
-                let program = stage.program(mode, account, &client).arg(library).arg(order);
-                let outcome = program.layers(layers).run();
-                outcome.assert_success();
-                say(&format!("UCX {order}, {layers}, {mode:?} {account:?}: {}", outcome.stdout.trim_end()));
-            }
-        }
+    another_hooker(&Stage::new(), "ucx", library);
+}
+
+#[test]
+fn open_mpi_is_unheard_or_makes_us_deaf() {
+    let library = Path::new("/usr/lib/x86_64-linux-gnu/libopen-pal.so.40");
+    if !library.exists() {
+        return skip("Open MPI's memory hooks", "it isn't installed (Debian package libopenmpi3)");
     }
+    another_hooker(&Stage::new(), "openmpi", library);
+}
+
+#[test]
+fn libfabric_is_unheard_or_makes_us_deaf() {
+    if !Path::new("/usr/lib/x86_64-linux-gnu/libfabric.a").exists() {
+        return skip("libfabric's memory monitor", "it isn't installed (Debian package libfabric-dev)");
+    }
+    let stage = Stage::new();
+    let map = concat!("-Wl,--version-script=", env!("CARGO_MANIFEST_DIR"), "/../benches/peers/libfabric.map");
+    let monitor = Client::library("memhooks", &["../../benches/peers/libfabric.c"]);
+    let monitor = ["-l:libfabric.a", "-Wl,-z,defs", map, "-ldl"].into_iter().fold(monitor, Client::link);
+    another_hooker(&stage, "libfabric", &stage.client(&monitor));
 }
 
 /// What every call of libc pays: no vector register, which holds the application's values; no call that leaves the
