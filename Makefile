@@ -10,7 +10,7 @@ RUST_MIN := 1.95
 # Debian packages: what a build needs, and what the tests drive besides.
 BUILD_PACKAGES := gcc libc6-dev libclang1
 # A client in Go is tested where `go` is: 450 MB are too many to install for one test.
-TEST_PACKAGES := python3 gdb libjemalloc2 strace xz-utils musl-tools valgrind
+TEST_PACKAGES := python3 gdb libjemalloc2 libtcmalloc-minimal4 libucx0 libfabric-dev libopenmpi3 strace xz-utils musl-tools valgrind
 # What the feature `rdma` is built with: rdma-core's library and headers, and what its Rust bindings are made by.
 RDMA_PACKAGES := cmake pkg-config libclang-14-dev libnl-3-dev libnl-route-3-dev libibverbs-dev ibverbs-providers
 # Other interception, to compare with.
@@ -52,8 +52,8 @@ help:
 	@echo 'make bench-peers  the same beside UCX and libfabric'
 	@echo 'make bench-guest  in a guest, instructions: the kernel module against the emulator, beside the limits'
 	@echo 'make report     all of that beside the limits, written to $(REPORTS) (REPORT_ROUNDS=n; half an hour)'
-	@echo 'make race       the address-reuse race and the re-validation race, $(RACE_ROUNDS) rounds each'
-	@echo 'make revalidate the re-validation race by every kind of call under trace, and with userfaultfd, $(REVALIDATE_ROUNDS) rounds'
+	@echo 'make race       the address-reuse race and the re-validation race, bare and of the registration cache, $(RACE_ROUNDS) rounds each'
+	@echo 'make revalidate the re-validation race by every kind of call under trace, inline, and with userfaultfd, $(REVALIDATE_ROUNDS) rounds'
 	@echo 'make load       first opens of the device under load, $(LOAD_ROUNDS) processes'
 	@echo 'make attach     running programs attached to and detached from, $(ATTACH_CYCLES) times each, while everything goes wrong'
 	@echo 'make conformance   in a guest, the kernel module as judge of the emulator (KERNELS="6.1 6.12", LAYERS)'
@@ -181,11 +181,12 @@ lint: rust install-build-deps
 race: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- --nocapture
+	UMMUNOTIFY_RACE_ROUNDS=$(RACE_ROUNDS) cargo test --release -p ummunotify-tests --test cache -- --nocapture the_cache_gives_out
 
 revalidate: rust install-build-deps
 	cargo build --workspace --all-targets --release
 	UMMUNOTIFY_REVALIDATE_ROUNDS=$(REVALIDATE_ROUNDS) cargo test --release -p ummunotify-tests --test race -- \
-	    --nocapture stays_stale_under_trace
+	    --nocapture stays_stale_under
 	UMMUNOTIFY_RACE_ROUNDS=$(REVALIDATE_ROUNDS) cargo test --release -p ummunotify-tests --test fault -- --nocapture \
 	    what_is_registered_again_too_early_stays_stale a_cache_entry_is_stale_after_a_request_of_a_ring
 

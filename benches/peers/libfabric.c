@@ -46,12 +46,20 @@ static void die(const char *what)
 	exit(2);
 }
 
+/* How often the monitor told the cache of memory that goes. */
+uint64_t peer_notified(void)
+{
+	uint64_t notified;
+
+	memcpy(&notified, cache + NOTIFIED, sizeof notified);
+	return notified;
+}
+
 static void __attribute__((constructor)) begin(void)
 {
 	void *monitors[INTERFACES] = { NULL }, *volatile memory;
 	char saved[BRK_PATCH], *entry = dlsym(RTLD_DEFAULT, "brk");
 	char *page = (char *)((uintptr_t)entry & ~(uintptr_t)4095);
-	uint64_t notified;
 
 	if (entry == NULL)
 		die("libc has no brk");
@@ -70,8 +78,7 @@ static void __attribute__((constructor)) begin(void)
 	/* Hooks that aren't there would be native's figures. */
 	memory = malloc(64 << 20);
 	free(memory);
-	memcpy(&notified, cache + NOTIFIED, sizeof notified);
-	if (strcmp(MONITOR, "memhooks") == 0 && notified == 0)
+	if (strcmp(MONITOR, "memhooks") == 0 && peer_notified() == 0)
 		die("the hooks don't see a munmap");
 }
 

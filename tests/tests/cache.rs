@@ -29,7 +29,7 @@ fn figure(outcome: &Outcome, name: &str) -> u64 {
 fn run(stage: &Stage, nth: usize, account: Account, what: &[&str], layers: &str, rounds: u64) -> Outcome {
     let mode = Mode::EMULATED[nth % 2];
     let program = stage.program(mode, account, race(stage)).args(what).layers(layers);
-    let outcome = program.limit(Duration::from_secs(120) + Duration::from_millis(rounds)).run();
+    let outcome = program.limit(Duration::from_secs(120) + Duration::from_millis(5 * rounds)).run();
     outcome.assert_success();
     say(&format!("{mode:?} {layers} {account:?}: {} in {:?}", outcome.stdout.trim_end(), outcome.elapsed));
     assert_eq!(figure(&outcome, "stale"), 0, "{outcome}");
@@ -49,7 +49,7 @@ fn the_cache_gives_out_pages_that_were_unmapped() {
     let (rounds, stage) = (rounds(REUSE_ROUNDS), Stage::new());
     for (nth, account) in Account::available().into_iter().enumerate() {
         let rounds = if nth == 0 { rounds } else { rounds / 5 };
-        for layers in ["notify", "inline,notify"] {
+        for layers in ["notify", "inline,notify", "trace", "notify,fault"] {
             let outcome = run(&stage, nth, account, &["reuse", &rounds.to_string()], layers, rounds);
             // Rounds that prove nothing: a new address each time, or nothing that was believed.
             assert!(figure(&outcome, "reused") * 2 >= rounds, "{outcome}");
@@ -68,8 +68,10 @@ fn the_cache_gives_out_a_page_that_it_registered_too_early() {
         let rounds = if nth == 0 { rounds } else { rounds / 5 };
         let least = rounds / 4;
         let what = ["revalidate", &rounds.to_string(), &least.to_string()];
-        let outcome = run(&stage, nth, account, &what, "inline,notify", rounds);
-        assert!(figure(&outcome, "registered") >= least, "{outcome}");
+        for layers in ["inline,notify", "trace", "notify,fault"] {
+            let outcome = run(&stage, nth, account, &what, layers, rounds);
+            assert!(figure(&outcome, "registered") >= least, "{outcome}");
+        }
     }
     lost_by_a_blind_cache(&stage, &["revalidate", "2000", "0"]);
 }

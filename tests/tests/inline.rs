@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use ummunotify_tests::{Account, Client, Mode, Outcome, Stage, say, skip};
+use ummunotify_tests::{Account, Client, Mode, Outcome, Program, Stage, say, skip};
 
 const INLINE: &str = "inline,notify";
 
@@ -48,25 +48,29 @@ fn contexts_that_come_and_go_lose_invalidations() {
     run("contexts");
 }
 
-/// The filter's own number: how many calls were trapped of a client that is told how often it does what it does, and whatever
-/// else it wants to know. It holds whatever else the process has trapped.
-fn trapped(name: &str, arguments: &[u32]) -> u32 {
-    let stage = Stage::new();
-    let client = stage.client(&client(name));
+/// Runs a client of `tests/c/inline`, and reads how many calls the filter says that it trapped.
+fn counted(stage: &Stage, account: Account, name: &str, args: &[&str]) -> (Outcome, u32) {
     let log = stage.work().join("log");
-    stage
-        .program(Mode::Native, Account::Ordinary, stage.binary())
-        .args(["run", "--backend", "emulated", "--trap", INLINE, "--stats", "--log-file"])
-        .arg(&log)
-        .arg("--")
-        .arg(&client)
-        .args(arguments.iter().map(u32::to_string))
-        .run()
-        .assert_success();
+    let program = stage.program(Mode::Run, account, stage.client(&client(name))).layers(INLINE).args(args);
+    let options = ["--backend", "emulated", "--stats", "--log-file"];
+    let program = options.into_iter().fold(program, Program::run_option).run_option(&log);
+    let outcome = program.run();
     stage.assert_nothing_left();
     let said = std::fs::read_to_string(&log).expect("the log was written");
+    std::fs::remove_file(&log).expect("the log is there");
     let number = said.split_once("the filter trapped ").and_then(|(_, rest)| rest.split(' ').next());
-    let trapped = number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no number: {said}"));
+    let trapped =
+        number.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("no number: {said}, {outcome}"));
+    (outcome, trapped)
+}
+
+/// The same of a client that does well, told how often it does what it does, and whatever else it wants to know.
+fn trapped(name: &str, arguments: &[u32]) -> u32 {
+    let stage = Stage::new();
+    let arguments: Vec<String> = arguments.iter().map(u32::to_string).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (outcome, trapped) = counted(&stage, Account::Ordinary, name, &arguments);
+    outcome.assert_success();
     say(&format!("{name} {arguments:?}: {trapped} calls were trapped"));
     trapped
 }
@@ -94,6 +98,23 @@ fn a_thread_or_the_start_of_a_program_is_trapped() {
     const TIMES: u32 = 200;
     // Five programs begin, each with some 15 calls.
     assert!(trapped("tasks", &[TIMES]) < TIMES);
+}
+
+/// Memory that threads share is read-only while calls are made that hit nothing. The filter's number shows that they
+/// were made in the process; a hit, which writes, shows that a write would have been seen.
+#[test]
+fn a_miss_writes_to_memory_that_threads_share() {
+    const CALLS: u32 = 8000;
+    let stage = Stage::new();
+    for account in Account::available() {
+        let (outcome, trapped) = counted(&stage, account, "readonly", &[&CALLS.to_string()]);
+        outcome.assert_success();
+        say(&format!("{account:?}: {}, {trapped} calls were trapped", outcome.stdout.trim_end()));
+        // Those that make memory read-only, and the few around the open.
+        assert!(trapped < CALLS / 40, "{trapped} of {CALLS}");
+        let (outcome, _) = counted(&stage, account, "readonly", &[&CALLS.to_string(), "hit"]);
+        assert_eq!(outcome.signal(), Some(Signal::SIGSEGV as i32), "{outcome}");
+    }
 }
 
 /// What isn't trapped works without a supervisor, and is recorded; what is trapped fails then.
@@ -171,25 +192,56 @@ fn a_sanitized_program_differs() {
     }
 }
 
-/// UCX's memory hooks patch libc's functions themselves; it makes the calls by syscall(3).
+/// Others that patch libc's functions themselves, and make the calls by syscall(3) then. What each hears when it is
+/// alone it hears beside us, whoever comes first, and no call is missed.
+fn another_hooker(stage: &Stage, name: &str, library: &Path) {
+    let client = stage.client(&client("hooker").link("-ldl"));
+    let program =
+        |mode, account, order: &str| stage.program(mode, account, &client).arg(name).arg(library).arg(order);
+    let alone = program(Mode::Native, Account::Ordinary, "alone").run();
+    alone.assert_success();
+    assert!(alone.stdout.starts_with("munmap 200\n"), "it hears nothing: {alone}");
+    for (account, mode) in Account::available().into_iter().cycle().zip(Mode::EMULATED) {
+        for layers in ["notify", INLINE] {
+            for order in ["before", "after"] {
+                let outcome = program(mode, account, order).layers(layers).run();
+                outcome.assert_success();
+                assert_eq!(outcome.stdout, alone.stdout, "{outcome}\nalone: {alone}");
+                let heard = outcome.stdout.trim_end().replace('\n', ", ");
+                say(&format!("{name} {order}, {layers}, {mode:?} {account:?}: heard {heard}"));
+            }
+        }
+    }
+}
+
 #[test]
-fn another_hooker_is_unheard_or_makes_us_deaf() {
+fn ucx_is_unheard_or_makes_us_deaf() {
     let library = Path::new("/usr/lib/x86_64-linux-gnu/libucs.so.0");
     if !library.exists() {
         return skip("UCX's memory hooks", "it isn't installed (Debian package libucx0)");
     }
-    let stage = Stage::new();
-    let client = stage.client(&client("hooker").link("-ldl"));
-    for (account, mode) in Account::available().into_iter().cycle().zip(Mode::EMULATED) {
-        for layers in ["notify", INLINE] {
-            for order in ["before", "after"] {
-                let program = stage.program(mode, account, &client).arg(library).arg(order);
-                let outcome = program.layers(layers).run();
-                outcome.assert_success();
-                say(&format!("UCX {order}, {layers}, {mode:?} {account:?}: {}", outcome.stdout.trim_end()));
-            }
-        }
+    another_hooker(&Stage::new(), "ucx", library);
+}
+
+#[test]
+fn open_mpi_is_unheard_or_makes_us_deaf() {
+    let library = Path::new("/usr/lib/x86_64-linux-gnu/libopen-pal.so.40");
+    if !library.exists() {
+        return skip("Open MPI's memory hooks", "it isn't installed (Debian package libopenmpi3)");
     }
+    another_hooker(&Stage::new(), "openmpi", library);
+}
+
+#[test]
+fn libfabric_is_unheard_or_makes_us_deaf() {
+    if !Path::new("/usr/lib/x86_64-linux-gnu/libfabric.a").exists() {
+        return skip("libfabric's memory monitor", "it isn't installed (Debian package libfabric-dev)");
+    }
+    let stage = Stage::new();
+    let map = concat!("-Wl,--version-script=", env!("CARGO_MANIFEST_DIR"), "/../benches/peers/libfabric.map");
+    let monitor = Client::library("memhooks", &["../../benches/peers/libfabric.c"]);
+    let monitor = ["-l:libfabric.a", "-Wl,-z,defs", map, "-ldl"].into_iter().fold(monitor, Client::link);
+    another_hooker(&stage, "libfabric", &stage.client(&monitor));
 }
 
 /// What every call of libc pays: no vector register, which holds the application's values; no call that leaves the

@@ -245,6 +245,19 @@ fn a_program_under_jemalloc_differs() {
 }
 
 #[test]
+fn a_program_under_tcmalloc_differs() {
+    let path = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
+    let Some(tcmalloc) = installed(path, "libtcmalloc-minimal4") else { return };
+    let stage = Stage::new();
+    let allocate = stage.client(&Client::program("allocate", &["programs/allocate.c"]));
+    let mut comparison = Comparison::new(&stage, allocate, &[]);
+    comparison.preload = Some(tcmalloc);
+    // As above: each span is given back, by madvise, and asked for again.
+    comparison.env = vec![("TCMALLOC_RELEASE_RATE", "10000"), ("TCMALLOC_AGGRESSIVE_DECOMMIT", "1")];
+    comparison.check_all();
+}
+
+#[test]
 fn a_program_under_glibc_malloc_differs() {
     let stage = Stage::new();
     let allocate = stage.client(&Client::program("allocate", &["programs/allocate.c"]));
