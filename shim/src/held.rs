@@ -6,7 +6,7 @@
 
 use core::ffi::c_int;
 use core::mem::offset_of;
-use core::ptr::with_exposed_provenance_mut;
+use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{sys, thread};
@@ -36,6 +36,9 @@ pub struct Held {
     stub: usize,
     /// The signals that are to be blocked while the handler runs.
     mask: u64,
+    /// A signal that came before the others were blocked for this one, in its handler as it were: it is handled first. 0
+    /// if none did.
+    inner: usize,
 }
 
 /// Byte offsets for assembler code.
@@ -75,6 +78,10 @@ pub unsafe fn keep(
 ) -> *const libc::ucontext_t {
     let Some(room) = take_room() else { return core::ptr::null() };
     let mask = sys::block_signals();
+    let thread = thread::current();
+    let inner = thread.held.load(Ordering::Relaxed);
+    // That one has blocked the signals already.
+    let mask = if inner == 0 { mask } else { mask_before(inner) };
     // SAFETY: promised by the caller.
     let (stack, other) =
         unsafe { ((*context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize, &(*context).uc_stack) };
@@ -102,19 +109,30 @@ pub unsafe fn keep(
         signal: signal as usize,
         stub,
         mask,
+        inner,
     };
     // SAFETY: a room is large enough for both, and this thread's alone.
     unsafe {
         with_exposed_provenance_mut::<Held>(room).write(held);
         move_frame(frame, kept, len, context);
     }
-    thread::current().held.store(room, Ordering::Relaxed);
+    thread.held.store(room, Ordering::Relaxed);
     with_exposed_provenance_mut::<libc::ucontext_t>(kept + context)
 }
 
+/// The mask of what the signal in that room has interrupted.
+fn mask_before(room: usize) -> u64 {
+    // SAFETY: a signal of this thread is in the room, and its frame where that says. The kernel's mask is 8 bytes.
+    unsafe {
+        let held = &*with_exposed_provenance::<Held>(room);
+        let context = with_exposed_provenance::<libc::ucontext_t>(held.kept + held.context);
+        (&raw const (*context).uc_sigmask).cast::<u64>().read()
+    }
+}
+
 /// Builds the frame for the handler, and gives the room back. Called by the end of the section, on the stack below
-/// `frame`.
-pub extern "C" fn build(held: &Held, frame: usize, kept: *mut Kept) {
+/// `frame`. The signal that is to be handled first, if there is one: until then all are blocked.
+pub extern "C" fn build(held: &Held, frame: usize, kept: *mut Kept) -> usize {
     let context = with_exposed_provenance_mut::<libc::ucontext_t>(frame + held.context);
     // SAFETY: the caller has made room at `frame`; or the frame lies there.
     unsafe { move_frame(held.kept, frame, held.len, held.context) };
@@ -141,10 +159,13 @@ pub extern "C" fn build(held: &Held, frame: usize, kept: *mut Kept) {
             held.stub,
         ]);
     }
-    let mask = held.mask;
+    let (mask, inner) = (held.mask, held.inner);
     thread::current().held.store(0, Ordering::Relaxed);
     give_room((&raw const *held).addr());
-    sys::restore_signals(mask);
+    if inner == 0 {
+        sys::restore_signals(mask);
+    }
+    inner
 }
 
 /// # Safety

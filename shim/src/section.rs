@@ -21,7 +21,7 @@ use crate::thread::{self, Thread};
 use crate::{hooks_signal, sys};
 
 /// How far below its beginning a section may use the stack.
-const DEPTH: usize = 16 << 10;
+const DEPTH: usize = 32 << 10;
 
 /// As long as it lives this thread runs no handler.
 pub struct Section(Held);
@@ -71,7 +71,7 @@ impl Drop for Section {
     }
 }
 
-/// True if a signal has interrupted the code of a section, and no other is held back.
+/// True if a signal has interrupted the code of a section, or a stub that is about to hold another one back.
 ///
 /// # Safety
 /// The context is the one that the kernel gives to a handler.
@@ -83,8 +83,7 @@ pub unsafe fn is_interrupted(context: *const libc::ucontext_t) -> bool {
     let [stack, code] = [libc::REG_RSP, libc::REG_RIP].map(|n| registers[n as usize] as usize);
     // Another task has the same storage, or somebody has left a section by siglongjmp: the word isn't about this code.
     // What waits in the kernel for others isn't inside either, unless it is our own call.
-    let inside = stack <= begun && begun - stack < DEPTH && (is_ours(code) || !is_behind_syscall(code));
-    inside && thread.held.load(Ordering::Relaxed) == 0
+    stack <= begun && begun - stack < DEPTH && (is_ours(code) || !is_behind_syscall(code))
 }
 
 // Ours, not the program's.

@@ -1,9 +1,10 @@
 /*
  * signals ROUNDS LEAST calls|forks|raw
  *
- * Threads that register and unregister without pause are interrupted by queued signals, one after the other. The handlers
+ * Threads that register and unregister without pause are interrupted by queued signals of two kinds. The handlers
  * use the device themselves, leave by siglongjmp, or (with `forks`) fork a child that comes back from the handler and uses
- * the device in its turn. One thread's handlers run on a stack of their own. Each signal must be handled once, in order, with
+ * the device in its turn. The second kind interrupts the handlers of the first, and returns. One thread's handlers run on a
+ * stack of their own. Each signal must be handled once, in the order of its kind, with
  * its value; each call must do what it is for, and but for forks the counter must not move: it does where a lock was found
  * left behind.
  *
@@ -33,6 +34,7 @@
 #include "../bout.h"
 
 #define THREADS 2
+#define KINDS 2
 #define AHEAD 4
 
 /* emulator/abi/src/direct.rs. */
@@ -59,7 +61,7 @@ static struct worker {
 	pthread_t thread;
 	unsigned id;
 	sigjmp_buf home;
-	_Atomic uint64_t sent, handled;
+	_Atomic uint64_t sent[KINDS], handled[KINDS];
 	_Atomic bool ready, over;
 	char stack[65536] __attribute__((aligned(64)));
 } workers[THREADS];
@@ -113,13 +115,17 @@ static bool was_held(const ucontext_t *context)
 static void handle(int signal, siginfo_t *information, void *context)
 {
 	uint64_t value = information->si_value.sival_int;
-	int before = errno;
+	int before = errno, kind = signal - SIGRTMIN;
 
-	if (signal != SIGRTMIN || information->si_code != SI_QUEUE || information->si_pid != parent ||
-	    value != (me->handled & 0x3fffffff))
+	if (kind < 0 || kind >= KINDS || information->si_code != SI_QUEUE || information->si_pid != parent ||
+	    value != (me->handled[kind] & 0x3fffffff))
 		fail("a signal isn't the next one", 0);
 	held += was_held(context);
-	me->handled++;
+	me->handled[kind]++;
+	if (kind == 1) {
+		errno = before;
+		return;
+	}
 	if (raw || value % 4 == 1)
 		use(1000 + me->id, value / 4);
 	if (!raw && value % 4 == 2)
@@ -148,6 +154,10 @@ static void install(void)
 	struct sigaction old;
 
 	if (sigaction(SIGRTMIN, &action, NULL))
+		fail("sigaction", errno);
+	/* The second isn't interrupted by the first, which would leave it by siglongjmp. */
+	sigaddset(&action.sa_mask, SIGRTMIN);
+	if (sigaction(SIGRTMIN + 1, &action, NULL))
 		fail("sigaction", errno);
 	if (raw) {
 		/* As libc does it, with the handler itself. */
@@ -202,16 +212,19 @@ static void *send(void *argument)
 	struct worker *to = argument;
 
 	for (uint64_t round = 1; bout_goes_on(&bout, round, raw ? *counter : held); round++) {
-		union sigval value = { .sival_int = to->sent & 0x3fffffff };
+		for (int kind = 0; kind < KINDS; kind++) {
+			union sigval value = { .sival_int = to->sent[kind] & 0x3fffffff };
 
-		while (!to->ready || to->sent - to->handled >= AHEAD)
-			sched_yield();
-		to->sent++;
-		if (pthread_sigqueue(to->thread, SIGRTMIN, value))
-			fail("pthread_sigqueue", errno);
+			while (!to->ready || to->sent[kind] - to->handled[kind] >= AHEAD)
+				sched_yield();
+			to->sent[kind]++;
+			if (pthread_sigqueue(to->thread, SIGRTMIN + kind, value))
+				fail("pthread_sigqueue", errno);
+		}
 	}
-	while (to->handled != to->sent)
-		sched_yield();
+	for (int kind = 0; kind < KINDS; kind++)
+		while (to->handled[kind] != to->sent[kind])
+			sched_yield();
 	to->over = true;
 	return NULL;
 }
@@ -255,7 +268,7 @@ int main(int count, char **args)
 	for (unsigned i = 0; i < THREADS; i++) {
 		pthread_join(senders[i], NULL);
 		pthread_join(workers[i].thread, NULL);
-		sent += workers[i].sent;
+		sent += workers[i].sent[0] + workers[i].sent[1];
 	}
 	direct->release(lease);
 	printf("signals=%lu held=%lu counter=%lu\n", sent, held, *counter);
