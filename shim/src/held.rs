@@ -80,8 +80,9 @@ pub unsafe fn keep(
     let mask = sys::block_signals();
     let thread = thread::current();
     let inner = thread.held.load(Ordering::Relaxed);
-    // That one has blocked the signals already.
-    let mask = if inner == 0 { mask } else { mask_before(inner) };
+    // If that one came to this very stub it has blocked all of them already, but for the two that nobody can.
+    let all = mask | 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) == u64::MAX;
+    let mask = if inner != 0 && all { mask_before(inner) } else { mask };
     // SAFETY: promised by the caller.
     let (stack, other) =
         unsafe { ((*context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize, &(*context).uc_stack) };

@@ -5,7 +5,7 @@
 //! handler is installed, and a vfork child, which has dispositions of its own but our memory, disturbs nobody. A stub
 //! jumps to its handler, which finds registers and stack as the kernel made them.
 //!
-//! Left alone: faults, which can't wait, and the functions that nobody uses any more (sigset, sigvec).
+//! Left alone: faults, which can't wait, and a function that nobody uses any more (sigvec).
 
 use core::arch::global_asm;
 use core::ffi::{c_int, c_void};
@@ -14,9 +14,12 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use crate::{held, next, section, sys, thread};
 
 /// Handlers beyond that number are left alone as well.
-const STUBS: usize = 256;
+const STUBS: usize = 1024;
 /// Bytes of a stub.
 const STUB: usize = 16;
+
+/// sigset(3): the signal is blocked.
+const SIG_HOLD: libc::sighandler_t = 2;
 
 /// The handlers of the stubs, each set once.
 static HANDLERS: [AtomicUsize; STUBS] = [const { AtomicUsize::new(0) }; STUBS];
@@ -157,6 +160,10 @@ global_asm!(
     "mov rsi, [r12 + 8]",
     "mov rdx, [r12 + 16]",
     "mov r11, [r12 + 24]",
+    // As the kernel leaves it; what the program had is in the frame.
+    "fninit",
+    "mov dword ptr [rsp - 8], 0x1f80",
+    "ldmxcsr [rsp - 8]",
     "jmp 3b",
     ".cfi_endproc",
     ".size ummunotify_signal_enter, . - ummunotify_signal_enter",
@@ -202,17 +209,8 @@ fn address(stub: usize) -> usize {
 
 /// The stub of a handler; the handler itself where it is left alone, or there are no stubs left.
 fn stub_for(signal: c_int, handler: usize) -> usize {
-    let fault = matches!(
-        signal,
-        libc::SIGSEGV
-            | libc::SIGBUS
-            | libc::SIGILL
-            | libc::SIGFPE
-            | libc::SIGTRAP
-            | libc::SIGSYS
-            | libc::SIGABRT
-    );
-    if fault || handler == libc::SIG_DFL || handler == libc::SIG_IGN || handler == libc::SIG_ERR {
+    let fault = matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGSYS);
+    if fault || matches!(handler, libc::SIG_DFL | libc::SIG_IGN | SIG_HOLD | libc::SIG_ERR) {
         return handler;
     }
     for (stub, place) in HANDLERS.iter().enumerate() {
@@ -271,7 +269,7 @@ sigaction_hooks! {
 
 macro_rules! signal_hooks {
     ($($hook:ident $name:literal;)*) => {$(
-        /// signal(2), as BSD had it: the handler stays.
+        /// signal(2), as BSD or System V had it.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $hook(signal: c_int, handler: usize) -> usize {
             handler_of(next!($name as fn(c_int, usize) -> usize; (signal, stub_for(signal, handler)); {
@@ -286,4 +284,8 @@ signal_hooks! {
     signal c"signal";
     bsd_signal c"bsd_signal";
     ssignal c"ssignal";
+    // What signal is where a program asks for ISO C or X/Open alone.
+    __sysv_signal c"__sysv_signal";
+    sysv_signal c"sysv_signal";
+    sigset c"sigset";
 }

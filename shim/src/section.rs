@@ -18,7 +18,7 @@ use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{Ordering, compiler_fence};
 
 use crate::thread::{self, Thread};
-use crate::{hooks_signal, sys};
+use crate::{held, hooks_signal, sys};
 
 /// How far below its beginning a section may use the stack.
 const DEPTH: usize = 32 << 10;
@@ -29,8 +29,8 @@ pub struct Section(Held);
 enum Held {
     /// By the word.
     Word(&'static Thread),
-    /// By blocking signals, as somebody is inside already who has the same storage: a handler that wasn't held back,
-    /// what it interrupted, or another task.
+    /// By blocking signals: somebody is inside already who has the same storage, such as what was interrupted by a handler
+    /// that wasn't held back; or the caller isn't the thread whose storage it is.
     Mask(#[expect(dead_code, reason = "undone when it goes")] sys::SignalsBlocked),
 }
 
@@ -40,10 +40,29 @@ impl Section {
     pub fn enter() -> Self {
         let thread = thread::current();
         let here = sys::stack_pointer();
-        match thread.section.compare_exchange(0, here, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Self(Held::Word(thread)),
-            Err(_) => Self(Held::Mask(sys::SignalsBlocked::new())),
+        if thread.is_known(here) && begin(thread, here) {
+            return Self(Held::Word(thread));
         }
+        Self::enter_slowly(thread, here)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn enter_slowly(thread: &'static Thread, here: usize) -> Self {
+        if thread.learn(here) {
+            // A section that was left by siglongjmp, by a handler that couldn't be held back. Should it be one that such
+            // a handler has interrupted on another stack, no other is held back until its end.
+            if let Some(held) = held(thread) {
+                thread.section.store(0, Ordering::Relaxed);
+                hooks_signal::enter(held);
+            } else if thread.section.load(Ordering::Relaxed) < here {
+                thread.section.store(0, Ordering::Relaxed);
+            }
+            if begin(thread, here) {
+                return Self(Held::Word(thread));
+            }
+        }
+        Self(Held::Mask(sys::SignalsBlocked::new()))
     }
 
     /// The kernel's id of the calling task.
@@ -56,16 +75,27 @@ impl Section {
     }
 }
 
+#[inline(always)]
+fn begin(thread: &Thread, here: usize) -> bool {
+    thread.section.compare_exchange(0, here, Ordering::Acquire, Ordering::Relaxed).is_ok()
+}
+
+/// The signal that is held back for a thread, to be entered at once.
+#[inline(always)]
+fn held(thread: &Thread) -> Option<&held::Held> {
+    let held = thread.held.load(Ordering::Relaxed);
+    // SAFETY: what is held back for this thread is held until it has been entered.
+    (held != 0).then(|| unsafe { &*with_exposed_provenance(held) })
+}
+
 impl Drop for Section {
     #[inline(always)]
     fn drop(&mut self) {
         if let Held::Word(thread) = &self.0 {
             thread.section.store(0, Ordering::Release);
             compiler_fence(Ordering::SeqCst);
-            let held = thread.held.load(Ordering::Relaxed);
-            if held != 0 {
-                // SAFETY: what is held back for this thread is held until it has been entered.
-                hooks_signal::enter(unsafe { &*with_exposed_provenance(held) });
+            if let Some(held) = held(thread) {
+                hooks_signal::enter(held);
             }
         }
     }

@@ -22,6 +22,8 @@ pub struct Thread {
     id: AtomicU32,
     /// The [generation](owner::generation) in which that was so.
     id_of: AtomicU32,
+    /// Its stack pointer when it was asked for.
+    stack: AtomicUsize,
 }
 
 /// Byte offset for assembler code.
@@ -55,28 +57,37 @@ pub fn current() -> &'static Thread {
     unsafe { &*(at as *const Thread) }
 }
 
+/// How far from where it was asked for a thread's id is believed. Another task with the same storage has another stack.
+const NEAR: usize = 256 << 10;
+
 impl Thread {
-    /// The kernel's id of the thread that owns this storage. To be asked inside a section only: another task that uses
-    /// the same storage doesn't get in at the same time, and its own id isn't remembered.
+    /// True if the caller, whose stack pointer is `here`, surely is the thread that owns this storage, and its id known.
     #[inline(always)]
-    pub fn id(&self) -> u32 {
+    pub fn is_known(&self, here: usize) -> bool {
         let generation = owner::generation();
-        if generation != 0 && self.id_of.load(Ordering::Relaxed) == generation {
-            return self.id.load(Ordering::Relaxed);
-        }
-        self.ask_id(generation)
+        let from = self.stack.load(Ordering::Relaxed).wrapping_sub(NEAR);
+        generation != 0
+            && self.id_of.load(Ordering::Relaxed) == generation
+            && here.wrapping_sub(from) < 2 * NEAR
     }
 
-    #[cold]
-    fn ask_id(&self, generation: u32) -> u32 {
-        let id = sys::gettid();
+    /// The kernel's id of the thread, if it [is known](Self::is_known).
+    #[inline(always)]
+    pub fn id(&self) -> u32 {
+        self.id.load(Ordering::Relaxed)
+    }
+
+    /// Asks the kernel; false if the caller isn't the thread that owns this storage, or that can't be told.
+    pub fn learn(&self, here: usize) -> bool {
+        let generation = owner::generation();
         // libc tells the kernel of its list of robust locks in each thread that it makes, and after its fork; a task that
         // others make has none (futex_init_task in kernel/fork.c).
-        let list = sys::robust_list();
-        if generation != 0 && list.wrapping_sub(sys::thread_pointer()) < CONTROL_BLOCK {
-            self.id.store(id, Ordering::Relaxed);
+        let owns = generation != 0 && sys::robust_list().wrapping_sub(sys::thread_pointer()) < CONTROL_BLOCK;
+        if owns {
+            self.id.store(sys::gettid(), Ordering::Relaxed);
             self.id_of.store(generation, Ordering::Relaxed);
+            self.stack.store(here, Ordering::Relaxed);
         }
-        id
+        owns
     }
 }

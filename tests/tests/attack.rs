@@ -87,3 +87,21 @@ fn a_signal_in_the_midst_of_a_call_is_lost_or_breaks_it() {
         }
     }
 }
+
+/// Tasks that share what a thread keeps, and handlers that leave it.
+#[test]
+fn a_twin_takes_a_lock_or_a_time_limit_loses_signals() {
+    let stage = Stage::new();
+    let twins = stage.client(&Client::program("twins", &["attack/twins.c"]));
+    let limit = stage.client(&Client::program("limit", &["attack/limit.c"]).flag("-std=c99"));
+    for account in Account::available() {
+        for layers in ["notify", "inline,notify"] {
+            for program in [&twins, &limit] {
+                let program = stage.program(Mode::Run, account, program).layers(layers);
+                let outcome = program.limit(Duration::from_secs(120)).run();
+                outcome.assert_success();
+                say(&format!("{layers} {account:?}: {}", outcome.stdout.trim_end()));
+            }
+        }
+    }
+}

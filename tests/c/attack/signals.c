@@ -96,10 +96,11 @@ static void use(uint64_t cookie, uint64_t turn)
 	int (*call)(int, uint64_t) = turn % 2 ? directly : by_ioctl;
 	int error = call(1, cookie);
 
-	if (error)
+	/* A call whose lock was taken over by a handler may fail so, and then it may have been done. */
+	if (error && !(raw && (error == EIO || error == EINVAL)))
 		fail("register", error);
 	error = call(0, cookie);
-	if (error)
+	if (error && !(raw && (error == EIO || error == EINVAL)))
 		fail("unregister", error);
 }
 
