@@ -1,16 +1,15 @@
 /*
  * signals ROUNDS LEAST calls|forks|raw
  *
- * Threads that register and unregister without pause are interrupted by queued signals of two kinds. The handlers
- * use the device themselves, leave by siglongjmp, or (with `forks`) fork a child that comes back from the handler and uses
- * the device in its turn. The second kind interrupts the handlers of the first, and returns. One thread's handlers run on a
- * stack of their own. Each signal must be handled once, in the order of its kind, with
- * its value; each call must do what it is for, and but for forks the counter must not move: it does where a lock was found
- * left behind.
+ * Threads that register and unregister without pause are interrupted by queued signals of two kinds. The handlers use the
+ * device themselves, leave by siglongjmp, or (with `forks`) fork a child that comes back from the handler and uses the
+ * device in its turn. The second kind interrupts the handlers of the first, and returns. One thread's handlers run on a
+ * stack of their own. Each signal must be handled once, in the order of its kind, with its value; each call must do what it
+ * is for, and but for forks the counter must not move: it does where a lock was found left behind.
  *
- * Goes on until LEAST signals came in the midst of a call of the device and were held back until its end. With `raw`,
- * handlers that were installed behind libc's back, which nothing can hold back, use the device: until the counter has moved
- * LEAST times, because the engine found its lock held by the very caller.
+ * Goes on until LEAST signals came in the midst of a call of the device and were held back until its end. With `raw` there
+ * is one kind, whose handlers were installed behind libc's back, so that nothing can hold them back, and use the device:
+ * until the counter has moved LEAST times, because the engine found its lock held by the very caller.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -56,13 +55,14 @@ static const volatile uint64_t *counter;
 static struct bout bout;
 static uintptr_t library_start, library_end;
 static _Atomic uint64_t held;
+static _Atomic bool begun;
 
 static struct worker {
 	pthread_t thread;
 	unsigned id;
 	sigjmp_buf home;
 	_Atomic uint64_t sent[KINDS], handled[KINDS];
-	_Atomic bool ready, over;
+	_Atomic bool ready, done, over;
 	char stack[65536] __attribute__((aligned(64)));
 } workers[THREADS];
 static __thread struct worker *me;
@@ -198,6 +198,8 @@ static void *work(void *argument)
 		by_ioctl(0, 1000 + me->id);
 		pthread_sigmask(SIG_UNBLOCK, &mine, NULL);
 	}
+	while (!begun)
+		sched_yield();
 	me->ready = true;
 	while (!me->over) {
 		use(cookie, turn);
@@ -213,7 +215,7 @@ static void *send(void *argument)
 	struct worker *to = argument;
 
 	for (uint64_t round = 1; bout_goes_on(&bout, round, raw ? *counter : held); round++) {
-		for (int kind = 0; kind < KINDS; kind++) {
+		for (int kind = 0; kind < (raw ? 1 : KINDS); kind++) {
 			union sigval value = { .sival_int = to->sent[kind] & 0x3fffffff };
 
 			while (!to->ready || to->sent[kind] - to->handled[kind] >= AHEAD)
@@ -226,7 +228,9 @@ static void *send(void *argument)
 	for (int kind = 0; kind < KINDS; kind++)
 		while (to->handled[kind] != to->sent[kind])
 			sched_yield();
-	to->over = true;
+	to->done = true;
+	while (!to->over)
+		sched_yield();
 	return NULL;
 }
 
@@ -245,7 +249,7 @@ static int find_library(struct dl_phdr_info *info, size_t size, void *unused)
 int main(int count, char **args)
 {
 	pthread_t senders[THREADS];
-	uint64_t sent = 0;
+	uint64_t sent = 0, moved;
 
 	if (count != 4)
 		return 2;
@@ -266,12 +270,20 @@ int main(int count, char **args)
 		    pthread_create(&senders[i], NULL, send, &workers[i]))
 			return perror("threads"), 2;
 	}
+	/* Neither before nor after: a thread that begins or ends changes mappings, and if another is stopped in the midst of a
+	 * registration just then, everything is invalid. */
+	begun = true;
+	for (unsigned i = 0; i < THREADS; i++)
+		while (!workers[i].done)
+			sched_yield();
+	moved = *counter;
 	for (unsigned i = 0; i < THREADS; i++) {
+		workers[i].over = true;
 		pthread_join(senders[i], NULL);
 		pthread_join(workers[i].thread, NULL);
 		sent += workers[i].sent[0] + workers[i].sent[1];
 	}
 	direct->release(lease);
-	printf("signals=%lu held=%lu counter=%lu\n", sent, held, *counter);
+	printf("signals=%lu held=%lu counter=%lu\n", sent, held, moved);
 	return 0;
 }
