@@ -33,12 +33,12 @@ impl Shortcut {
         let mut lease = Lease([0; 16]);
         // SAFETY: room for a lease.
         let taken = unsafe { (functions?.lease)(fd.as_raw_fd(), &raw mut lease) };
-        (taken == 0).then_some(Self {
-            functions: functions?,
-            lease,
-            polled: AtomicBool::new(false),
-            untidy: AtomicBool::new(false),
-        })
+        // Not made before it is known: dropping one gives the lease back.
+        if taken != 0 {
+            return None;
+        }
+        let [polled, untidy] = [false; 2].map(AtomicBool::new);
+        Some(Self { functions: functions?, lease, polled, untidy })
     }
 
     pub(super) fn register(
