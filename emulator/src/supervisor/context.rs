@@ -27,6 +27,7 @@ use super::sleepers::{GoOn, Ring, Sleeper, Sleepers, Slept};
 use super::socket::Door;
 use super::switch::Turn;
 use crate::target::{Device, Mapping};
+use crate::trap::operation::Reach;
 
 /// How long a reader that finds nothing waits for the waker to end.
 const WAKING: Duration = Duration::from_secs(2);
@@ -132,6 +133,15 @@ impl Context {
     /// Whether a mapping is one of the counter.
     pub fn is_counter(&self, mapping: &Mapping) -> bool {
         self.counter_identity.is_mapped_by(mapping)
+    }
+
+    /// Whether a call that reaches so far may hit a region.
+    pub fn may_be_hit(&self, reach: Reach) -> bool {
+        match reach {
+            Reach::Nothing => false,
+            Reach::Ranges(..) => reach.ranges().any(|range| self.engine.may_hit(range)),
+            Reach::AnyFileMapping | Reach::Everything => self.engine.regions() > 0,
+        }
     }
 
     /// Records one invalidation.

@@ -1,9 +1,10 @@
 //! The main loop: trapped calls in, answers out.
 
 mod home;
+mod miss;
 mod trace;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +14,7 @@ use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 use ummunotify_abi::PageRange;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
 use ummunotify_engine::{Reason, Statistics};
-use ummunotify_sys::notify::Notification;
+use ummunotify_sys::notify::{Notification, Ready};
 use ummunotify_sys::process;
 
 use self::home::Home;
@@ -45,8 +46,6 @@ use crate::trap::{FaultLayer, Rings};
 pub enum Source {
     /// A message.
     Wake,
-    /// A trapped call, or the end of the filter.
-    Listener,
     /// A descendant connects.
     Door,
     /// Nobody holds the descriptor of that context any more.
@@ -66,26 +65,24 @@ impl Source {
     pub const fn word(self) -> u64 {
         match self {
             Self::Wake => 0,
-            Self::Listener => 1,
-            Self::Door => 2,
-            Self::Bell(n) => 3 | n << 3,
-            Self::ContextDoor(n) => 4 | n << 3,
-            Self::Process(pid) => 5 | (pid as u64) << 3,
-            Self::Module(n) => 6 | n << 3,
-            Self::Tracees => 7,
+            Self::Door => 1,
+            Self::Bell(n) => 2 | n << 3,
+            Self::ContextDoor(n) => 3 | n << 3,
+            Self::Process(pid) => 4 | (pid as u64) << 3,
+            Self::Module(n) => 5 | n << 3,
+            Self::Tracees => 6,
         }
     }
 
     const fn of(word: u64) -> Option<Self> {
         Some(match word & 7 {
             0 => Self::Wake,
-            1 => Self::Listener,
-            2 => Self::Door,
-            3 => Self::Bell(word >> 3),
-            4 => Self::ContextDoor(word >> 3),
-            5 => Self::Process((word >> 3) as u32),
-            6 => Self::Module(word >> 3),
-            7 => Self::Tracees,
+            1 => Self::Door,
+            2 => Self::Bell(word >> 3),
+            3 => Self::ContextDoor(word >> 3),
+            4 => Self::Process((word >> 3) as u32),
+            5 => Self::Module(word >> 3),
+            6 => Self::Tracees,
             _ => return None,
         })
     }
@@ -126,12 +123,13 @@ pub struct MainLoop {
     watched_processes: HashSet<u32>,
     /// Tasks that were seen in a space. A wrong entry costs a spurious invalidation while there is one space; with
     /// more of them it would miss one, so then it isn't used: the number may have come back in another space.
-    members: HashMap<u32, Arc<Space>>,
+    members: BTreeMap<u32, Arc<Space>>,
     /// Processes (by first task) that were seen in no space. A wrong entry would miss invalidations: each use
     /// asks the pidfd, opened before that was seen, whether it still is that process.
     strangers: HashMap<u32, OwnedFd>,
     pending: VecDeque<Arc<Job>>,
     desk: Desk,
+    /// Calls come from the listener.
     serving: bool,
     hung_up: bool,
     tracer: Tracer,
@@ -158,7 +156,7 @@ impl MainLoop {
             clerks: Arc::new(AtomicUsize::new(0)),
             contexts: HashMap::new(),
             watched_processes: HashSet::new(),
-            members: HashMap::new(),
+            members: BTreeMap::new(),
             strangers: HashMap::new(),
             pending: VecDeque::new(),
             desk: Desk::new(),
@@ -213,7 +211,19 @@ impl MainLoop {
     pub fn run(&mut self) -> anyhow::Result<()> {
         let mut events = [EpollEvent::empty(); 32];
         while !self.finished() {
-            let ready = match self.shared.epoll.wait(&mut events, self.timeout()) {
+            let mut timeout = self.timeout();
+            let mut beside = true;
+            if self.serving {
+                let seen = self.listen(timeout)?;
+                let missed = seen.call && self.receive();
+                // Most calls, and then nothing else is to be done.
+                if missed && !seen.beside && timeout.is_none() {
+                    continue;
+                }
+                (timeout, beside) = (EpollTimeout::ZERO, seen.beside);
+            }
+            let waited = beside.then(|| self.shared.epoll.wait(&mut events, timeout));
+            let ready = match waited.unwrap_or(Ok(0)) {
                 Ok(n) => n,
                 Err(nix::Error::EINTR) => 0,
                 Err(e) => return Err(e.into()),
@@ -224,7 +234,6 @@ impl MainLoop {
                         let _ = self.shared.wake.read();
                         self.messages();
                     }
-                    Some(Source::Listener) => self.listener(event.events()),
                     Some(Source::Door) => self.accept(None),
                     Some(Source::Bell(number)) => self.last_closed(number),
                     Some(Source::ContextDoor(number)) => self.accept(Some(number)),
@@ -323,18 +332,7 @@ impl MainLoop {
     }
 
     fn start_serving(&mut self) {
-        let Some(listener) = self.shared.gate.listener.get() else { return };
-        if self.serving {
-            return;
-        }
-        match self
-            .shared
-            .epoll
-            .add(listener.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, Source::Listener.word()))
-        {
-            Ok(()) => self.serving = true,
-            Err(e) => log::warning!("can't serve the filter: {e}"),
-        }
+        self.serving = self.shared.gate.listener.get().is_some() && !self.hung_up;
     }
 
     fn accept(&mut self, context: Option<u64>) {
@@ -490,37 +488,38 @@ impl MainLoop {
         self.shared.gate.answer(held, &[], &[]);
     }
 
-    fn listener(&mut self, events: EpollFlags) {
-        let shared = Arc::clone(&self.shared);
-        let Some(listener) = shared.gate.listener.get() else { return };
-        if events.contains(EpollFlags::EPOLLIN) {
-            let notification = listener.receive();
-            self.notified += u64::from(matches!(notification, Ok(Some(_))));
-            match notification {
-                // Nobody has the device, and nobody is to get it.
-                Ok(Some(notification))
-                    if self.shared.attachment.is_silent()
-                        && self.contexts.is_empty()
-                        && notification.nr != nr::PRCTL =>
-                {
-                    self.proceed(Held::Notified(notification.id));
-                }
-                Ok(Some(notification)) => {
-                    // An open that was over before this call began must be known to it.
-                    self.messages();
-                    self.notified(notification);
-                }
-                Ok(None) => {}
-                Err(e) => log::warning!("can't receive a notification: {e}"),
-            }
-        } else if events.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
+    /// Waits for a trapped call, or for one of the other sources.
+    fn listen(&mut self, timeout: EpollTimeout) -> std::io::Result<Ready> {
+        let Some(listener) = self.shared.gate.listener.get() else { return Ok(Ready::default()) };
+        let ready = listener.wait(self.shared.epoll.0.as_fd(), timeout.into())?;
+        if ready.over && !ready.call {
             // The last task under the filter is gone.
-            let _ = self.shared.epoll.delete(listener.as_fd());
-            self.hung_up = true;
+            (self.serving, self.hung_up) = (false, true);
         }
+        Ok(ready)
     }
 
-    fn notified(&mut self, call: Notification) {
+    /// Handles the trapped call that the listener has told of; true if it hit nothing and was let go at once.
+    fn receive(&mut self) -> bool {
+        let Some(listener) = self.shared.gate.listener.get() else { return false };
+        let call = match listener.receive() {
+            Ok(Some(call)) => call,
+            Ok(None) => return false,
+            Err(e) => {
+                log::warning!("can't receive a notification: {e}");
+                return false;
+            }
+        };
+        self.notified += 1;
+        if self.shared.attachment.is_silent() && self.contexts.is_empty() && call.nr != nr::PRCTL {
+            // Nobody has the device, and nobody is to get it.
+            self.proceed(Held::Notified(call.id));
+            return false;
+        }
+        if !self.shared.inbox.is_empty() {
+            // An open that was over before this call began must be known to it.
+            self.messages();
+        }
         let trapped = Trapped::from(&call);
         // A task without a number here can't be looked at.
         if let Some(band) = self.shared.device
@@ -529,9 +528,14 @@ impl MainLoop {
             && !(self.shared.attachment.is_silent() && matches!(asks, DeviceCall::Open { .. }))
         {
             self.desk.submit(&self.shared, call, asks);
-            return;
+            return false;
+        }
+        if self.misses(&trapped) {
+            self.proceed(trapped.held);
+            return true;
         }
         self.trapped(trapped);
+        false
     }
 
     /// Has one of our own calls return this. The kernel knows none of them: a traced one is made and does nothing.
@@ -661,7 +665,7 @@ impl MainLoop {
             // Before any region is looked for on whose absence recording is left out.
             self.tracer.begin_operation(tid, &spaces, &spared);
         }
-        let may_hit = spaces.iter().any(|s| may_hit(s, reach, &spared));
+        let may_hit = spaces.iter().any(|s| s.may_be_hit(reach, &spared));
         if let ([space], Held::Notified(_), false) = (spaces.as_slice(), held, proof)
             && may_hit
             && !lives_in(space, tid)
@@ -848,17 +852,6 @@ impl MainLoop {
 /// Whether a task is in the space, as far as the kernel tells.
 fn lives_in(space: &Space, tid: u32) -> bool {
     process::has_thread(space.pid, tid) || process::same_address_space(tid, space.pid).unwrap_or(true)
-}
-
-/// Whether the call may hit a region of the space in a context that isn't spared.
-fn may_hit(space: &Space, reach: Reach, spared: &[u64]) -> bool {
-    match reach {
-        Reach::Nothing => false,
-        Reach::Ranges(..) => reach.ranges().any(|range| space.may_hit(range, spared)),
-        Reach::AnyFileMapping | Reach::Everything => {
-            space.any(|c| !spared.contains(&c.number) && c.engine.regions() > 0)
-        }
-    }
 }
 
 /// Where a client still maps the context's counter; the shim's own mapping is the shared and writable one.

@@ -177,7 +177,9 @@ impl Watch {
         if self.ended {
             return false;
         }
-        self.loose.remove(&tid);
+        if !self.loose.is_empty() {
+            self.loose.remove(&tid);
+        }
         // A task that isn't visible here (0) can't be looked at later.
         if self.recording || tid == 0 {
             return true;

@@ -130,6 +130,11 @@ impl Shared {
         lock(&self.spaces).clone()
     }
 
+    /// Whether there is one address space alone.
+    pub fn has_one_space(&self) -> bool {
+        lock(&self.spaces).len() == 1
+    }
+
     /// Adds an opened context to its space.
     pub fn add(&self, space: &Arc<Space>, context: &Arc<Context>) {
         space.add(Arc::clone(context));

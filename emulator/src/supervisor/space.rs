@@ -15,6 +15,7 @@ use super::fault::Fault;
 use super::sleepers::GoOn;
 use super::worker::Job;
 use crate::target::Mapping;
+use crate::trap::operation::Reach;
 
 /// One address space. It outlives its process as long as a context of it is open somewhere.
 #[derive(Debug)]
@@ -161,7 +162,18 @@ impl Space {
 
     /// Whether `range` may hit a region of a context that isn't spared.
     pub fn may_hit(&self, range: PageRange, spared: &[u64]) -> bool {
-        self.any(|context| !spared.contains(&context.number) && context.engine.may_hit(range))
+        self.may_be_hit(Reach::Ranges(range, None), spared)
+    }
+
+    /// Whether a call that reaches so far may hit a region of a context that isn't spared.
+    pub fn may_be_hit(&self, reach: Reach, spared: &[u64]) -> bool {
+        self.any(|context| !spared.contains(&context.number) && context.may_be_hit(reach))
+    }
+
+    /// A trapped call of `tid` has come in: whether all contexts are recorded in, none of it hits, and none lingers.
+    pub fn is_missed(&self, tid: u32, reach: Reach) -> bool {
+        let contexts = lock(&self.contexts);
+        contexts.iter().all(|c| c.watch().admits(tid) && c.lingering().is_none() && !c.may_be_hit(reach))
     }
 
     /// Records everything as invalid in every context.

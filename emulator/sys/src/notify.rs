@@ -43,6 +43,17 @@ pub struct Notification {
     pub args: [u64; 6],
 }
 
+/// What [`Listener::wait`] has seen.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Ready {
+    /// A call waits to be received.
+    pub call: bool,
+    /// No task has the filter any more.
+    pub over: bool,
+    /// The other descriptor is readable.
+    pub beside: bool,
+}
+
 impl Listener {
     /// Takes a listener descriptor. Fails where the kernel's notification structures are larger than the
     /// ones compiled in (`SECCOMP_GET_NOTIF_SIZES`), since it would then write past our buffer.
@@ -62,6 +73,26 @@ impl Listener {
         // SAFETY: the argument is an integer.
         unsafe { libc::ioctl(fd.as_raw_fd(), NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
         Ok(Self(fd))
+    }
+
+    /// Waits until a call can be received, no task has the filter any more, or `beside` is readable; at most `timeout`
+    /// milliseconds, without end if it is negative. Nothing may be ready: a signal has come. By poll(2), since on its way
+    /// through an epoll set the wake-up forgets on which processor it was to be.
+    pub fn wait(&self, beside: BorrowedFd<'_>, timeout: i32) -> io::Result<Ready> {
+        let of = |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut polled = [of(self.as_fd()), of(beside)];
+        // SAFETY: the kernel reads and writes that many `pollfd`s.
+        let ret = unsafe { libc::syscall(libc::SYS_poll, polled.as_mut_ptr(), polled.len(), timeout) };
+        match check(ret) {
+            Ok(_) => Ok(Ready {
+                call: polled[0].revents & libc::POLLIN != 0,
+                // Not POLLERR, which says that a signal came.
+                over: polled[0].revents & libc::POLLHUP != 0,
+                beside: polled[1].revents != 0,
+            }),
+            Err(e) if e.raw_os_error() == Some(libc::EINTR) => Ok(Ready::default()),
+            Err(e) => Err(e),
+        }
     }
 
     /// Takes one notification. Blocks unless the descriptor polled readable. `Ok(None)`: the task is gone or
