@@ -1,7 +1,9 @@
 //! An address space that opened the device, and what is known of it.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -23,6 +25,8 @@ pub struct Space {
     /// The process that opened the device first.
     pub pid: u32,
     pidfd: OwnedFd,
+    /// Its `/proc/PID/statm`.
+    size: File,
     /// A page that the opener maps for as long as this address space exists (not inherited by fork, gone
     /// with exec): its presence in a mapping table proves that the table is this space's.
     marker: OwnedFd,
@@ -53,11 +57,13 @@ impl Space {
     /// Takes note of the address space of process `pid`. `jobs` leads to its worker.
     pub fn new(pid: u32, jobs: Sender<Arc<Job>>) -> io::Result<Self> {
         let pidfd = ummunotify_sys::process::pidfd_open(pid)?;
+        let size = File::open(format!("/proc/{pid}/statm"))?;
         let marker = sealed_memfd(c"ummunotify-space", PAGE_SIZE)?;
         let marker_identity = FileName::of(&marker)?;
         Ok(Self {
             pid,
             pidfd,
+            size,
             marker,
             marker_identity,
             contexts: Mutex::new(Vec::new()),
@@ -92,6 +98,13 @@ impl Space {
     /// Whether the process still has a task.
     pub fn process_alive(&self) -> bool {
         ummunotify_sys::process::pidfd_alive(&self.pidfd)
+    }
+
+    /// Whether the process's first task has an address space: not when it has ended, though others of its threads may go
+    /// on. False if it can't be told.
+    pub fn has_memory(&self) -> bool {
+        let mut size = [0; 2];
+        self.size.read_at(&mut size, 0).is_ok() && size != *b"0 "
     }
 
     /// The open contexts.

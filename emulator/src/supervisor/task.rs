@@ -84,13 +84,6 @@ fn status(tid: u32) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Whether the task has an address space: none that has ended. False if it can't be told.
-pub fn has_memory(tid: u32) -> bool {
-    let mut size = [0; 2];
-    let read = File::open(format!("/proc/{tid}/statm")).and_then(|mut file| file.read(&mut size));
-    read.is_ok() && size != *b"0 "
-}
-
 fn status_field(tid: u32, name: &str) -> Option<u32> {
     status(tid).ok()?.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }

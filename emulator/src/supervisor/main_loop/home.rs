@@ -6,7 +6,6 @@ use ummunotify_sys::process;
 
 use super::MainLoop;
 use crate::supervisor::space::Space;
-use crate::supervisor::task;
 
 /// Where a task lives.
 #[derive(Debug)]
@@ -62,6 +61,13 @@ impl MainLoop {
             self.members.insert(tid, Arc::clone(space));
             return Home::Space(Arc::clone(space));
         }
+        // Not remembered: it may be a vfork child, which leaves by an execve that isn't trapped.
+        if let [space] = spaces.as_slice()
+            && space.executing().is_none()
+            && process::same_address_space(tid, space.pid).unwrap_or(false)
+        {
+            return Home::Space(Arc::clone(space));
+        }
         // Before the look, so that what is seen holds for this process and no later one of that number.
         let pidfd = process::pidfd_open(tid);
         let mut perhaps = Vec::new();
@@ -71,10 +77,9 @@ impl MainLoop {
                 continue;
             }
             match process::same_address_space(tid, space.pid) {
-                // Not remembered: it may be a vfork child, which leaves by an execve that isn't trapped.
                 Ok(true) => return Home::Space(space),
                 // A first thread that has ended has no memory to compare with.
-                Ok(false) if !task::has_memory(space.pid) => perhaps.push(space),
+                Ok(false) if !space.has_memory() => perhaps.push(space),
                 Ok(false) => {}
                 Err(_) => perhaps.push(space),
             }

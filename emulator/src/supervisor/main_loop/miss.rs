@@ -1,6 +1,8 @@
 //! A trapped call that hits nothing: most of them, and the one thing that each of them pays for is the way through here.
 //! So nothing is allocated, and little touched: after the switch between two processes each page costs.
 
+use ummunotify_sys::process;
+
 use super::{MainLoop, Trapped};
 use crate::trap::operation::{Decoded, Operation};
 
@@ -9,13 +11,13 @@ impl MainLoop {
     /// that is known at a glance. False when in doubt.
     pub(super) fn misses(&self, trapped: &Trapped) -> bool {
         let Decoded::Operation(operation) = Decoded::new(&trapped.call) else { return false };
-        // Which calls of these are on their way matters to whoever begins to watch.
-        if operation.fails_on_watched().is_some() {
-            return false;
-        }
-        let Some(space) = self.members.get(&trapped.tid) else { return false };
         // As in `home`.
-        if !self.shared.has_one_space() || !space.fault.is_quiet() {
+        let member = self.members.get(&trapped.tid).filter(|_| self.shared.has_one_space());
+        let Some(space) = member else {
+            return self.strangers.get(&trapped.tid).is_some_and(process::pidfd_alive);
+        };
+        // Which calls are on their way matters to whoever begins to watch: of some even if nobody watches yet.
+        if operation.fails_on_watched().is_some() || !space.fault.is_quiet() {
             return false;
         }
         let missed = space.is_missed(trapped.tid, operation.reach_with_heap(space.heap_limit()));
