@@ -117,6 +117,29 @@ fn operations_are_missed_or_misreported_inline() {
     walk_in(Mode::Run, "inline,notify");
 }
 
+/// A kernel before 6.11 isn't asked for single mappings: whole tables are read.
+#[test]
+fn operations_are_misreported_where_whole_tables_are_read() {
+    let huge = HugePages::reserve(HUGE_PAGES);
+    if let Err(reason) = &huge {
+        skip("rows of huge pages (hugetlb)", reason);
+    }
+    let stage = Stage::new();
+    let (walk, coverage) = (walk(&stage), coverage(&stage, "notify", str::to_owned));
+    let confine = stage.client(&Client::program("badly-used-confine", &["badly_used/confine.c"]));
+    for account in Account::available() {
+        let program = stage
+            .program(Mode::Native, account, &confine)
+            .arg("unasked")
+            .arg(stage.binary())
+            .args(["run", "--trap", "notify", "--"])
+            .arg(&walk)
+            .arg("--coverage")
+            .arg(&coverage);
+        assert_walked(&stage, program, &format!("whole tables {account:?}"), LEAST_ROWS);
+    }
+}
+
 /// With userfaultfd each registration is a message to the supervisor, so a walk takes long: by one account each.
 #[test]
 fn operations_are_misreported_by_all_layers_together() {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use ummunotify_abi::PageRange;
+
 use crate::target::{
     Descriptor, Device, FileKind, KernelTraits, Mapping, PathTarget, Result, Source, Target, Unreadable,
 };
@@ -24,6 +26,10 @@ impl<'a> CrowdedTarget<'a> {
 
 impl Target for CrowdedTarget<'_> {
     fn mappings(&mut self) -> Result<Arc<[Mapping]>> {
+        Err(NOT_LOOKED_AT)
+    }
+
+    fn mappings_over(&mut self, _ranges: &[PageRange]) -> Result<Arc<[Mapping]>> {
         Err(NOT_LOOKED_AT)
     }
 

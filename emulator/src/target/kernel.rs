@@ -1,5 +1,6 @@
 //! How the running kernel behaves where kernels differ.
 
+use ummunotify_sys::maps::Table;
 use ummunotify_sys::traits;
 
 use super::{Device, FileKind};
@@ -23,6 +24,10 @@ pub struct KernelTraits {
     pub hugetlb_devices: Vec<(Device, u64)>,
     /// Page size of a hugetlbfs whose mount options name none.
     pub huge_page: u64,
+    /// The mapping table can be asked for single mappings (6.11).
+    pub maps_answer: bool,
+    /// The links of `/proc/PID/task` are its threads and two more (`proc_task_getattr`).
+    pub links_count_threads: bool,
 }
 
 impl KernelTraits {
@@ -40,6 +45,8 @@ impl KernelTraits {
                 .filter_map(|(log, size)| memfd_device(libc::MFD_HUGETLB | log << 26).map(|d| (d, size)))
                 .collect(),
             huge_page: huge_page().unwrap_or(2 << 20),
+            maps_answer: maps_answer(),
+            links_count_threads: links_count_threads(),
         }
     }
 
@@ -81,6 +88,22 @@ fn memfd_device(flags: u32) -> Option<Device> {
     let flags = nix::sys::memfd::MFdFlags::from_bits_retain(flags | libc::MFD_CLOEXEC);
     let fd = nix::sys::memfd::memfd_create(c"ummunotify-probe", flags).ok()?;
     Some(Device::from_stat(nix::sys::stat::fstat(&fd).ok()?.st_dev))
+}
+
+/// Whether our own table answers; a sandbox may refuse it.
+fn maps_answer() -> bool {
+    std::fs::File::open("/proc/self/maps").is_ok_and(|file| Table::new(file).at_or_above(0).is_ok())
+}
+
+/// Whether a second thread of ours shows there; another kernel's procfs, or a sandbox's, may not know of it.
+fn links_count_threads() -> bool {
+    let links = || nix::sys::stat::stat("/proc/self/task").map(|task| task.st_nlink).ok();
+    let threads = || Some(std::fs::read_dir("/proc/self/task").ok()?.count() as u64);
+    let counted = || matches!((threads(), links()), (Some(threads), Some(links)) if threads > 1 && links == threads + 2);
+    std::thread::scope(|scope| {
+        let second = std::thread::Builder::new().stack_size(64 * 1024).spawn_scoped(scope, counted);
+        second.is_ok_and(|second| second.join().unwrap_or(false))
+    })
 }
 
 /// The default size of huge pages.

@@ -1,12 +1,13 @@
-//! The mapping table: `/proc/PID/maps` and `/proc/PID/smaps`.
+//! The mapping table: `/proc/PID/maps`, read or asked, and `/proc/PID/smaps`.
 //!
-//! Both are parsed as bytes. Names can't break lines: the kernel writes a newline in a path as `\012`
+//! The texts are parsed as bytes. Names can't break lines: the kernel writes a newline in a path as `\012`
 //! (`seq_file_path`), and names of anonymous memory are printable. Anything else in a name is possible,
 //! among it text that looks like the start of a line.
 
 use std::sync::Arc;
 
 use ummunotify_abi::PageRange;
+use ummunotify_sys::maps::{Answer, Table};
 
 use super::{Device, Result, Source, Unreadable};
 
@@ -112,6 +113,51 @@ pub fn parse_smaps(text: &[u8]) -> Result<Arc<[Mapping]>> {
         }
     }
     if current.is_some() { Err(BAD_SMAPS) } else { Ok(out.into()) }
+}
+
+/// Asks for the mappings that overlap `ranges`; `None` if it doesn't answer, or there are so many that the text is read
+/// sooner. Answers that other threads' changes come between are made of several tables, as the text is.
+pub fn ask(table: &mut Table, ranges: &[PageRange]) -> Option<Arc<[Mapping]>> {
+    let mut ranges: Vec<_> = ranges.iter().filter(|range| !range.is_empty()).collect();
+    ranges.sort_by_key(|range| range.start);
+    let mut out: Vec<Mapping> = Vec::new();
+    let mut questions = 0..MOST_QUESTIONS;
+    for range in ranges {
+        let mut at = out.last().map_or(range.start, |last| range.start.max(last.range.end));
+        while at < range.end {
+            questions.next()?;
+            let Some(answer) = table.at_or_above(at).ok()? else { break };
+            // What doesn't lie ahead is no answer.
+            if answer.end <= at {
+                return None;
+            }
+            if answer.start >= range.end {
+                break;
+            }
+            at = answer.end;
+            push(&mut out, Mapping::from(answer));
+        }
+    }
+    Some(out.into())
+}
+
+/// A question takes as long as some lines of the text.
+const MOST_QUESTIONS: usize = 64;
+
+impl From<Answer<'_>> for Mapping {
+    fn from(answer: Answer<'_>) -> Self {
+        let (major, minor) = answer.device;
+        Self {
+            range: PageRange::new(answer.start, answer.end),
+            prot: answer.prot,
+            shared: answer.shared,
+            offset: answer.offset,
+            device: Device { major, minor },
+            inode: answer.inode,
+            name: name(answer.name, answer.inode),
+            flags: None,
+        }
+    }
 }
 
 /// Where the heap ends: the end of the run of adjacent mappings that begins with the last `[heap]`. A mapping
@@ -380,6 +426,35 @@ VmFlags: rd wr sh mr mw me ms wf ht pf\n";
             assert!(m.len() == 1 && m[0].is_file());
         }
         assert!(smaps.iter().all(|m| m.flags.is_some()));
+    }
+
+    /// Answers and text say the same, and whatever doesn't overlap is left out.
+    #[test]
+    fn what_is_asked_is_what_is_read() {
+        let mut table = Table::new(std::fs::File::open("/proc/self/maps").unwrap());
+        if let Err(e) = table.at_or_above(0) {
+            println!("SKIPPED single mappings out of a table: {e}");
+            return;
+        }
+        // Other tests map meanwhile: what stands still is this program's file, and what lies around it.
+        let text = || parse(&std::fs::read("/proc/self/maps").unwrap()).unwrap();
+        let mut still = 0;
+        for m in text().iter().filter(|m| m.range.end < 1 << 56) {
+            let PageRange { start, end } = m.range;
+            let inside = PageRange::new(start + 4096.min((end - start) / 2), end);
+            let twice = [inside, PageRange::new(start, start + 1)];
+            let asked = [ask(&mut table, &[m.range]), ask(&mut table, &[inside]), ask(&mut table, &twice)];
+            if overlapping(&text(), m.range) == [*m] {
+                still += 1;
+                assert!(asked.iter().all(|asked| asked.as_deref() == Some(&[*m])), "{m:x?}: {asked:x?}");
+            }
+        }
+        assert!(still > 10, "{still}");
+        assert_eq!(
+            ask(&mut table, &[PageRange::new(0, 4096), PageRange::new(4096, 4096)]).as_deref(),
+            Some(&[][..])
+        );
+        assert_eq!(ask(&mut table, &[PageRange::new((1 << 56) - 4096, 1 << 56)]).as_deref(), Some(&[][..]));
     }
 
     prop_compose! {

@@ -138,7 +138,10 @@ pub trait Target {
     /// The mapping table, ascending and without overlaps.
     fn mappings(&mut self) -> Result<Arc<[Mapping]>>;
 
-    /// The same with [`Mapping::flags`]; much slower.
+    /// What of the mapping table overlaps these ranges, and perhaps more of it.
+    fn mappings_over(&mut self, ranges: &[PageRange]) -> Result<Arc<[Mapping]>>;
+
+    /// The mapping table with [`Mapping::flags`]; much slower.
     fn mappings_with_flags(&mut self) -> Result<Arc<[Mapping]>>;
 
     /// Locked memory (VmLck), in KiB.

@@ -18,6 +18,8 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat, lstat, stat};
 use nix::sys::statfs::{FsType, Statfs, fstatfs, statfs};
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
+use ummunotify_sys::maps::Table;
+use ummunotify_sys::process;
 
 use super::maps::{self, Mapping};
 use super::walk;
@@ -99,6 +101,17 @@ impl<'a> ProcessTarget<'a> {
 
     fn joined(&self, table: Arc<[Mapping]>) -> Arc<[Mapping]> {
         self.seam.map_or(table.clone(), |seam| maps::join(&table, seam))
+    }
+
+    /// Some of the mapping table, by questions; `None` if they won't do.
+    fn ask(&self, ranges: &[PageRange]) -> Option<Arc<[Mapping]>> {
+        if !self.kernel.maps_answer {
+            return None;
+        }
+        let found = maps::ask(&mut Table::new(File::open(self.path("maps")).ok()?), ranges)?;
+        // What was one mapping before is seen in the whole table alone.
+        let seam = |m: &Mapping| self.seam.is_some_and(|seam| seam(m.range.start) || seam(m.range.end));
+        (!found.iter().any(seam)).then_some(found)
     }
 
     fn path(&self, rest: &str) -> String {
@@ -221,6 +234,14 @@ impl Target for ProcessTarget<'_> {
         Ok(self.maps.get_or_init(|| self.joined(table)).clone())
     }
 
+    fn mappings_over(&mut self, ranges: &[PageRange]) -> Result<Arc<[Mapping]>> {
+        let unread = self.smaps.get().is_none() && self.maps.get().is_none();
+        match unread.then(|| self.ask(ranges)).flatten() {
+            Some(asked) => Ok(asked),
+            None => self.mappings(),
+        }
+    }
+
     fn mappings_with_flags(&mut self) -> Result<Arc<[Mapping]>> {
         if let Some(known) = self.smaps.get() {
             return Ok(known.clone());
@@ -234,6 +255,14 @@ impl Target for ProcessTarget<'_> {
     }
 
     fn single_task(&mut self) -> Result<bool> {
+        if let (Some(owner), false, None) = (self.owner, self.shares, self.status.get())
+            && self.kernel.links_count_threads
+            && process::has_thread(owner.cast_unsigned(), self.tid.cast_unsigned())
+            && let Ok(task) = stat(self.path("task").as_str())
+        {
+            // A twentieth of the work that the whole status is.
+            return Ok(task.st_nlink == 2 + 1);
+        }
         Ok(self.status()?.threads == 1 && !self.shares())
     }
 
@@ -536,11 +565,46 @@ mod tests {
     fn alone_or_not() {
         let kernel = KernelTraits::probe();
         let mut child = std::process::Command::new("/bin/sleep").arg("60").spawn().unwrap();
-        let alone = |shares| ProcessTarget::new(child.id() as i32, shares, &kernel).single_task();
-        let (single, shared) = (alone(false), alone(true));
+        let target = |shares| ProcessTarget::new(child.id() as i32, shares, &kernel);
+        let (single, shared) = (target(false).single_task(), target(true).single_task());
+        // By the links, by the status since that was read, and of a process that isn't the owner's.
+        let [pid, parent] = [child.id(), std::process::id()].map(u32::cast_signed);
+        let linked = target(false).owned_by(pid).single_task();
+        let mut read = target(false).owned_by(pid);
+        let stated = read.locked_kib().and_then(|_| read.single_task());
+        let foreign = target(false).owned_by(parent).single_task();
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!((single, shared), (Ok(true), Ok(false)));
+        assert_eq!((linked, stated, foreign), (Ok(true), Ok(true), Ok(false)));
+        // The test runner has threads.
+        assert_eq!(own(&kernel).owned_by(parent).single_task(), Ok(false));
+    }
+
+    /// The table is the same, whether it is asked or read, and what was read isn't asked for.
+    #[test]
+    fn asked_or_read() {
+        let kernel = KernelTraits::probe();
+        let here = asked_or_read as *const () as u64;
+        let here = PageRange::new(here, here + 1);
+        let unasked = KernelTraits { maps_answer: false, ..kernel.clone() };
+        let read = own(&unasked).mappings_over(&[here]).unwrap();
+        assert!(read.len() > 1, "the whole of it");
+        let expected = maps::overlapping(&read, here);
+        if kernel.maps_answer {
+            assert_eq!(&*own(&kernel).mappings_over(&[here]).unwrap(), expected);
+        } else {
+            println!("SKIPPED a table that is asked: this kernel has none");
+        }
+        let mut target = own(&kernel);
+        let whole = target.mappings().unwrap();
+        assert!(Arc::ptr_eq(&whole, &target.mappings_over(&[here]).unwrap()));
+        // A border that may be ours is looked at in the whole.
+        let edge = |address| address == expected[0].range.start;
+        let seamed = own(&kernel).without_seams(&edge).mappings_over(&[here]).unwrap();
+        assert!(seamed.len() > 1);
+        let mut gone = ProcessTarget::new(i32::MAX, false, &kernel);
+        assert_eq!(gone.mappings_over(&[here]).unwrap_err().source, Source::Maps);
     }
 
     /// A task that is gone is an error at each read, not a process without mappings.

@@ -134,27 +134,36 @@ fn pieces(operation: &Operation, target: &mut dyn Target) -> Pieces {
     }
 }
 
-/// The mapping table, and whether it can change under us.
+/// The mapping table or a part of it, and whether it can change under us.
 struct View {
     maps: Arc<[Mapping]>,
+    /// What is known of it: nothing is concluded from what isn't found elsewhere.
+    known: Vec<PageRange>,
     /// A single task: what the table says stays true until the call acts.
     alone: bool,
 }
 
 impl View {
     fn new(target: &mut dyn Target) -> Result<Self, Reason> {
-        Ok(Self { alone: target.single_task()?, maps: target.mappings()? })
+        Ok(Self { alone: target.single_task()?, maps: target.mappings()?, known: vec![PageRange::ALL] })
+    }
+
+    /// Only of what overlaps these ranges, which is much less work. Each mapping is seen whole.
+    fn of(target: &mut dyn Target, ranges: &[PageRange]) -> Result<Self, Reason> {
+        let alone = target.single_task()?;
+        Ok(Self { alone, maps: target.mappings_over(ranges)?, known: ranges.to_vec() })
     }
 
     /// With flags where they matter and can be had: only what is concluded from a flag needs it.
     fn with_flags(target: &mut dyn Target) -> Result<Self, Reason> {
         let alone = target.single_task()?;
         let maps = target.mappings_with_flags().or_else(|_| target.mappings())?;
-        Ok(Self { maps, alone })
+        Ok(Self { maps, alone, known: vec![PageRange::ALL] })
     }
 
     /// Mappings that overlap `range`.
     fn over(&self, range: PageRange) -> &[Mapping] {
+        debug_assert!(self.knows(range), "{range:x?} of {:x?}", self.known);
         maps::overlapping(&self.maps, range)
     }
 
@@ -163,9 +172,15 @@ impl View {
         self.over(PageRange::new(address, address.checked_add(1)?)).first()
     }
 
+    /// Whether all mappings of `range` are known.
+    fn knows(&self, range: PageRange) -> bool {
+        range.is_empty()
+            || self.known.iter().any(|known| known.start <= range.start && range.end <= known.end)
+    }
+
     /// True unless certainly nothing is mapped in `range` when the call acts.
     fn occupied(&self, range: PageRange) -> bool {
-        !range.is_empty() && (!self.alone || !self.over(range).is_empty())
+        !range.is_empty() && (!self.alone || !self.knows(range) || !self.over(range).is_empty())
     }
 
     /// The parts of `range`, one for each mapping, in order. Unless alone, holes are parts too.

@@ -7,6 +7,7 @@ pub mod device;
 pub mod errand;
 pub mod futex;
 pub mod halt;
+pub mod maps;
 pub mod notify;
 pub mod process;
 pub mod ptrace;

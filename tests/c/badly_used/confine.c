@@ -5,6 +5,7 @@
  *   eperm, enosys    seccomp(2) answers that, as under a container's profile and in a kernel without seccomp
  *   einval           installing a listener answers EINVAL, as in a kernel without user notification
  *   listener         a notification listener of somebody else is installed, and open
+ *   unasked          mapping tables don't answer questions, as before Linux 6.11
  *   docker, podman   the filter and the capabilities of a container's default, as far as they matter here
  *   deny=CALL        the system call answers EPERM; several are separated by commas
  *   nofile=N         no descriptor from N on
@@ -71,6 +72,20 @@ static void forbid(int error, int only_listeners)
         filter(listeners, sizeof listeners / sizeof listeners[0], 0);
     else
         filter(all, sizeof all / sizeof all[0], 0);
+}
+
+/* PROCMAP_QUERY of linux/fs.h is none that procfs knows. */
+static void dont_answer(void)
+{
+    struct sock_filter code[] = {
+        LOAD(nr),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_ioctl, 0, 3),
+        LOAD(args[1]),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xc0686611, 0, 1),
+        RETURN(SECCOMP_RET_ERRNO | ENOTTY),
+        RETURN(SECCOMP_RET_ALLOW),
+    };
+    filter(code, sizeof code / sizeof code[0], 0);
 }
 
 static void listen_first(void)
@@ -213,6 +228,8 @@ int main(int argc, char **argv)
         forbid(EINVAL, 1);
     else if (strcmp(how, "listener") == 0)
         listen_first();
+    else if (strcmp(how, "unasked") == 0)
+        dont_answer();
     else if (strcmp(how, "docker") == 0 || strcmp(how, "podman") == 0)
         contain(strcmp(how, "podman") == 0);
     else if (strncmp(how, "deny=", 5) == 0)

@@ -14,14 +14,15 @@ const MAX_ADDRESSES: u64 = 1 << 16;
 
 pub(super) fn madvise(target: &mut dyn Target, start: u64, len: u64, advice: i32) -> Pieces {
     let mut out = Vec::new();
-    if let Some(view) = view_for(target, advice)? {
+    if let Some(view) = view_for(target, advice, PageRange::pages(start, len))? {
         advise(target, &view, start, len, advice, &mut out);
     }
     Ok(out)
 }
 
-/// The mapping table, with flags if memory is locked and the advice cares; None if the advice isn't known.
-fn view_for(target: &mut dyn Target, advice: i32) -> Result<Option<View>, Reason> {
+/// The mapping table, with flags if memory is locked and the advice cares, or of it what overlaps `range` if the advice
+/// ends there; None if the advice isn't known.
+fn view_for(target: &mut dyn Target, advice: i32, range: Option<PageRange>) -> Result<Option<View>, Reason> {
     if !target.kernel().knows_advice(advice) {
         return Ok(None);
     }
@@ -29,7 +30,15 @@ fn view_for(target: &mut dyn Target, advice: i32) -> Result<Option<View>, Reason
     let alone = target.single_task()?;
     // Nothing stops at a lock unless the table can be trusted, so it needn't be read then.
     let flags = cares && alone && target.locked_kib()? > 0;
-    Ok(Some(if flags { View::with_flags(target)? } else { View::new(target)? }))
+    if flags {
+        return View::with_flags(target).map(Some);
+    }
+    // These reach other mappings of a file.
+    let far = [advice::REMOVE, advice::COLLAPSE, advice::HWPOISON, advice::SOFT_OFFLINE];
+    match range.filter(|_| !far.contains(&advice)) {
+        Some(range) => View::of(target, &[range]).map(Some),
+        None => View::new(target).map(Some),
+    }
 }
 
 /// Appends what one madvise invalidates: each mapping in turn, past holes, up to one that refuses. False if
@@ -157,7 +166,7 @@ pub(super) fn process_madvise(
     if !old && !target.kernel().process_madvise_own {
         return Ok(out);
     }
-    let Some(view) = view_for(target, advice)? else { return Ok(out) };
+    let Some(view) = view_for(target, advice, None)? else { return Ok(out) };
     let mut bytes = vec![0; 16 * count.min(MAX_VECTORS) as usize];
     target.read_memory(vector, &mut bytes)?;
     for entry in bytes.chunks_exact(16) {

@@ -44,6 +44,8 @@ pub(super) fn kernel(name: &str) -> KernelTraits {
         shm_device: Some(SHM),
         hugetlb_devices: vec![(HUGE, HUGE_SIZE)],
         huge_page: HUGE_SIZE,
+        maps_answer: name == "7.3",
+        links_count_threads: true,
     }
 }
 
@@ -136,6 +138,12 @@ impl Target for Fake {
     fn mappings(&mut self) -> Result<Arc<[Mapping]>> {
         self.may(Source::Maps)?;
         Ok(self.maps.iter().map(|m| Mapping { flags: None, ..*m }).collect())
+    }
+
+    /// No more than that.
+    fn mappings_over(&mut self, ranges: &[PageRange]) -> Result<Arc<[Mapping]>> {
+        let all = self.mappings()?;
+        Ok(all.iter().filter(|m| ranges.iter().any(|range| range.hits(m.range))).copied().collect())
     }
 
     fn mappings_with_flags(&mut self) -> Result<Arc<[Mapping]>> {

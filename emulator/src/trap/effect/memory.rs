@@ -37,20 +37,20 @@ pub(super) fn munmap(target: &mut dyn Target, start: u64, len: u64) -> Pieces {
     if !target.single_task()? && !target.kernel().hugetlb_twice {
         return Ok(vec![range]);
     }
-    let view = View::new(target)?;
+    let view = View::of(target, &[range])?;
     let mut out = Vec::new();
     unmap(target, &view, range, &mut out);
     Ok(out)
 }
 
 pub(super) fn mmap_fixed(target: &mut dyn Target, start: u64, len: u64, flags: u64, fd: i32) -> Pieces {
-    let view = View::new(target)?;
+    let alone = target.single_task()?;
     // The length of a hugetlb mapping is rounded up to its pages.
     let mut unit = PAGE_SIZE;
     if flags & MAP_ANONYMOUS == 0 {
         match target.descriptor(fd) {
             // EBADF, before anything is unmapped.
-            Ok(None) if view.alone => return Ok(Vec::new()),
+            Ok(None) if alone => return Ok(Vec::new()),
             Ok(Some(descriptor)) => {
                 if let Some(FileKind::Hugetlb(size)) = descriptor.file.map(|file| file.kind) {
                     unit = size;
@@ -69,6 +69,7 @@ pub(super) fn mmap_fixed(target: &mut dyn Target, start: u64, len: u64, flags: u
     }
     let rounded = len.checked_next_multiple_of(unit.max(PAGE_SIZE));
     let Some(range) = rounded.and_then(|len| PageRange::pages(start, len)) else { return Ok(Vec::new()) };
+    let view = View::of(target, &[range])?;
     let mut out = Vec::new();
     unmap(target, &view, range, &mut out);
     Ok(out)
@@ -93,15 +94,19 @@ pub(super) fn mremap(
     flags: u64,
     destination: u64,
 ) -> Pieces {
-    let view = View::new(target)?;
     let (mut old_len, mut new_len) = (page_up(old_len).unwrap_or(0), page_up(new_len).unwrap_or(0));
     let (fixed, keep) = (flags & MREMAP_FIXED != 0, flags & MREMAP_DONTUNMAP != 0);
+    let span = |at: u64, len: u64| PageRange::new(at, at.saturating_add(len));
+    let places = [span(start, old_len.max(new_len)), span(destination, new_len)];
+    let mut view = View::of(target, &places[..if fixed { 2 } else { 1 }])?;
     let first = view.at(start).copied();
     if first.is_none() && view.alone {
         // EFAULT, before anything else.
         return Ok(Vec::new());
     }
     if let Some(size) = first.and_then(|m| huge_page(target, &m)) {
+        // Its lengths are rounded up.
+        view = View::new(target)?;
         if view.alone && !start.is_multiple_of(size) {
             return Ok(Vec::new());
         }
@@ -112,7 +117,6 @@ pub(super) fn mremap(
             return Ok(Vec::new());
         }
     }
-    let span = |at: u64, len: u64| PageRange::new(at, at.saturating_add(len));
     let mut out = Vec::new();
     if fixed && old_len == new_len && target.kernel().mremap_moves_several {
         move_several(target, &view, span(start, old_len), destination, keep, &mut out);
@@ -184,10 +188,9 @@ pub(super) fn mprotect(
     pkey: Option<i32>,
 ) -> Pieces {
     let Some(mut range) = PageRange::pages(start, len) else { return Ok(Vec::new()) };
-    let view = View::new(target)?;
-    if prot & PROT_GROWSDOWN != 0
-        && let Some(m) = view.over(range).first()
-    {
+    let down = prot & PROT_GROWSDOWN != 0;
+    let view = if down { View::new(target)? } else { View::of(target, &[range])? };
+    if down && let Some(m) = view.over(range).first() {
         // The range begins where the mapping does, at the end of the stack for instance.
         range.start = if view.alone { m.range.start } else { m.range.start.min(start) };
     }
