@@ -91,9 +91,10 @@ unsafe extern "C" fn launcher(argument: *mut c_void) -> ! {
 }
 
 fn keeper(launch: &Launch) -> ! {
+    // A process group of its own, but in the client's session: see the supervisor's `detach`.
     // SAFETY: terminated strings and integers.
     let pid = unsafe {
-        sys::call(libc::SYS_setsid, 0, 0, 0, 0, 0, 0);
+        sys::call(libc::SYS_setpgid, 0, 0, 0, 0, 0, 0);
         sys::call(
             libc::SYS_prctl,
             libc::PR_SET_NAME as usize,

@@ -88,6 +88,8 @@ pub fn run_attached(
     report: impl FnOnce(Result<Attached, AttachError>) + Send + 'static,
 ) -> anyhow::Result<()> {
     log::init();
+    // Whoever attaches isn't who is attached to.
+    let _ = nix::unistd::setsid();
     detach();
     main_loop::block_child_signal();
     see_own_processes()?;
@@ -129,14 +131,22 @@ fn see_own_processes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Leaves the client's surroundings: its session, directory and signals. SIGTERM and its kin are ignored, since
-/// they are sent to whole groups: a supervisor that goes before its clients breaks them.
+/// Leaves the client's surroundings: its process group, directory and signals. SIGTERM and its kin are ignored, since
+/// they are sent to whole groups: a supervisor that goes before its clients breaks them. So are those of a terminal, which
+/// it may write its log to.
+///
+/// It stays in the client's session: to the scheduler sessions are groups of their own (autogroup, sched(7)), between which
+/// each switch takes longer, and whose tasks are kept apart from each other.
 fn detach() {
-    // The starter has called setsid already where it can; a second time fails, which is as good.
-    let _ = nix::unistd::setsid();
+    let this = nix::unistd::Pid::from_raw(0);
+    let _ = nix::unistd::setpgid(this, this);
     let _ = nix::unistd::chdir("/");
     let _ = nix::sys::prctl::set_name(c"ummunotify-sup");
-    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGPIPE, libc::SIGXFSZ] {
+    let (groups, terminals) = (
+        [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM],
+        [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU],
+    );
+    for signal in groups.into_iter().chain(terminals).chain([libc::SIGPIPE, libc::SIGXFSZ]) {
         ummunotify_sys::process::ignore_signal(signal);
     }
     ummunotify_sys::process::raise_file_size_limit();
