@@ -7,6 +7,8 @@
  *
  * `device` opens /dev/ummunotify, and does the work again with each of these numbers of regions elsewhere (ascending).
  * `hit` leaves what it causes unread: somebody has been told already. Before each `first-hit` everything was read.
+ * `register`, `unregister` and `events-1` are made as the Rust client makes them (ummunotify::client::Notifier): by the
+ * preloaded library's functions where it is there, else by ioctl and read, as those whose names end in `-call` always are.
  * Prints a line for each work: its name, the regions or `-`, and the least and the median instructions of a call.
  *
  * The kernel keeps mappings in a tree whose nodes hold up to 16, and by how full they happen to be, the same munmap costs
@@ -14,8 +16,11 @@
  * over these layouts.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +33,19 @@
 
 #include <linux/ummunotify.h>
 
+/* emulator/abi/src/direct.rs: Lease, Direct, NOT_HERE and SYMBOL. */
+struct lease { uint64_t words[16]; };
+struct direct {
+	long (*lease)(int fd, struct lease *lease);
+	void (*release)(struct lease *lease);
+	long (*register_region)(const struct lease *lease, int fd, uint64_t start, uint64_t end, uint64_t cookie);
+	long (*unregister)(const struct lease *lease, int fd, uint64_t cookie);
+	long (*read)(const struct lease *lease, int fd, struct ummunotify_event *records, size_t room, bool polled);
+	long (*settle)(const struct lease *lease, int fd);
+};
+#define NOT_HERE LONG_MIN
+#define SYMBOL "ummunotify_direct_1"
+
 enum { PAGE = 4096, WARM = 64, ROUNDS = 31, LAYOUTS = 16, BLOCK = 33 << 20, FENCE = 64 << 20, COOKIE = 1 };
 
 /* Nothing else is mapped there; the page table outlives the page, for these two neighbours' sake. */
@@ -36,6 +54,9 @@ static char *const neighbours[] = { (char *)0x200000001000, (char *)0x2000000070
 
 static int device = -1, zero, null;
 static const volatile uint64_t *counter;
+/* Null without the library, or with a device that isn't its own. */
+static const struct direct *direct;
+static struct lease lease;
 static char bytes[64];
 static char *block, *below, *fence;
 static long regions;
@@ -79,6 +100,27 @@ static void forget(void)
 
 	if (device >= 0 && ioctl(device, UMMUNOTIFY_UNREGISTER_REGION, &cookie) != 0)
 		fail("UNREGISTER_REGION");
+}
+
+static void client_watch(void)
+{
+	uint64_t start = (uintptr_t)place;
+	long answer = direct ? direct->register_region(&lease, device, start, start + PAGE, COOKIE) : NOT_HERE;
+
+	if (answer == NOT_HERE)
+		watch();
+	else if (answer != 0)
+		fail("the library's register");
+}
+
+static void client_forget(void)
+{
+	long answer = direct ? direct->unregister(&lease, device, COOKIE) : NOT_HERE;
+
+	if (answer == NOT_HERE)
+		forget();
+	else if (answer != 0)
+		fail("the library's unregister");
 }
 
 /* No hook of a library is in the way of these. */
@@ -145,14 +187,22 @@ static void allocate(void)
 static void unmap_below(void) { raw_munmap(below, PAGE); }
 
 static void map_watched(void) { map_place(); watch(); }
+static void map_client_watched(void) { map_place(); client_watch(); }
 static void touch(void) { place[0] = 1; }
 static void touch_watched(void) { place[0] = 1; watch(); }
 static void read_and_forget(void) { drain(); forget(); }
 static void forget_and_unmap(void) { unmap_place(); forget(); }
+static void client_forget_and_unmap(void) { unmap_place(); client_forget(); }
 
 static void one_event(void)
 {
 	map_watched();
+	munmap(place, PAGE);
+}
+
+static void one_client_event(void)
+{
+	map_client_watched();
 	munmap(place, PAGE);
 }
 
@@ -162,6 +212,30 @@ static void do_events(void)
 
 	sink = (uint64_t)read(device, events, sizeof events);
 }
+
+/* As of a client whose descriptor nobody was shown: nobody polls it. */
+static void do_client_events(void)
+{
+	struct ummunotify_event events[64];
+	long answer = direct ? direct->read(&lease, device, events, sizeof events / sizeof events[0], false) : NOT_HERE;
+
+	if (answer == NOT_HERE)
+		do_events();
+	else
+		sink = (uint64_t)answer;
+}
+
+/* The record and LAST. */
+static void check_events(void)
+{
+	if (sink != 2 && sink != 2 * sizeof(struct ummunotify_event)) {
+		fprintf(stderr, "a read of an event and LAST: %ld\n", (long)sink);
+		exit(1);
+	}
+}
+
+static void check_and_forget(void) { check_events(); forget(); }
+static void check_and_client_forget(void) { check_events(); client_forget(); }
 
 static struct work {
 	const char *name;
@@ -183,9 +257,12 @@ static struct work {
 	{ "madvise", touch, do_madvise, nothing, 0, 1, 0 },
 	{ "discard", touch_watched, do_madvise, forget, 0, 1, 0 },
 	{ "free", allocate, do_free, unmap_below, 0, 1, 0 },
-	{ "register", map_place, watch, forget_and_unmap, 1, 1, 0 },
-	{ "unregister", map_watched, forget, unmap_place, 1, 1, 0 },
-	{ "events-1", one_event, do_events, forget, 1, 1, 0 },
+	{ "register", map_place, client_watch, client_forget_and_unmap, 1, 1, 0 },
+	{ "unregister", map_client_watched, client_forget, unmap_place, 1, 1, 0 },
+	{ "events-1", one_client_event, do_client_events, check_and_client_forget, 1, 1, 0 },
+	{ "register-call", map_place, watch, forget_and_unmap, 1, 1, 0 },
+	{ "unregister-call", map_watched, forget, unmap_place, 1, 1, 0 },
+	{ "events-1-call", one_event, do_events, check_and_forget, 1, 1, 0 },
 };
 
 static int by_value(const void *a, const void *b)
@@ -239,6 +316,8 @@ static void count(const struct work *work, const char *among)
 	int layouts = work->heavy ? 1 : LAYOUTS;
 	int stays = strcmp(work->name, "madvise") == 0 || strcmp(work->name, "discard") == 0;
 
+	/* What an earlier one left. */
+	drain();
 	if (stays)
 		map_place();
 	for (int layout = 0; layout < layouts; layout++) {
@@ -300,6 +379,9 @@ int main(int argc, char **argv)
 		counter = mmap(NULL, sizeof *counter, PROT_READ, MAP_SHARED, device, 0);
 		if (counter == MAP_FAILED)
 			fail("mmap of the counter");
+		direct = dlsym(RTLD_DEFAULT, SYMBOL);
+		if (direct && direct->lease(device, &lease) != 0)
+			direct = NULL;
 	}
 	/* malloc's blocks come to lie below it, and are joined with no other mapping. */
 	fence = mmap(NULL, FENCE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

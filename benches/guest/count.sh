@@ -40,7 +40,7 @@ stage=$(realpath -m "${GUEST_CACHE:-$top/guest-cache}")/count-$$
 mkdir -p "$stage/peers"
 trap 'rm -rf "$stage"' EXIT
 cp "$binary" "$stage/ummunotify"
-cc -std=gnu11 -O2 -Wall -Wextra -Werror -pthread -I "$top/kmod-compat/include" "$here/count.c" -o "$stage/count"
+cc -std=gnu11 -O2 -Wall -Wextra -Werror -pthread -I "$top/kmod-compat/include" "$here/count.c" -o "$stage/count" -ldl
 for peer in "$@"; do cp "${peer#*=}" "$stage/peers/${peer%%=*}.so"; done
 
 rc=0

@@ -311,9 +311,15 @@ fn guest(rows: &mut Vec<Row>, sources: &Sources) {
         rows.push(Row {
             limit: theirs,
             below: true,
-            ..Row::told(format!("{what}, against our module's, guest"), Unit::Instructions)
+            ..Row::told(format!("{what} by the Rust client, against our module's, guest"), Unit::Instructions)
                 .value(theirs.and(instructions(sources, work, 10, OURS)))
         });
+        for who in [OURS, "kmod"] {
+            rows.push(
+                Row::told(format!("{what} by a system call, {who}, guest"), Unit::Instructions)
+                    .value(instructions(sources, &format!("{work}-call"), 10, who)),
+            );
+        }
     }
     for (work, what) in [("munmap", "that hits nothing"), ("hit", "of a page that is a region")] {
         for (regions, limit) in [(10, 1.10), (1_000, 1.15), (MILLION, 1.15)] {
