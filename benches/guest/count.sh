@@ -7,7 +7,7 @@
 #
 #   UMMUNOTIFY   the binary (default: the release build)
 #   LAYERS       sets of layers to count (default: notify inline,notify)
-#   REGIONS      numbers of regions elsewhere (default: 10 1000 1000000)
+#   REGIONS      numbers of regions elsewhere (default: 10 1000 1000000); without the inline layer only the first
 #   KERNEL       the guest's kernel (default 6.1)
 #
 # Exit code: 0; 1 where something couldn't be counted; 2 for bad use; 77 where no guest can be had.
@@ -72,8 +72,9 @@ awk -v kernel="$(sed -n 's/^kernel //p' "$stage/said" | tr -d '\r' | tail -n 1)"
 	BEGIN { printf "{\n  \"began\": %d,\n  \"kernel\": \"%s\",\n  \"counts\": [", began, kernel }
 	FNR == 1 { name = FILENAME; sub(/.*\//, "", name); sub(/\.counts$/, "", name) }
 	{
-		printf "%s\n    {\"contender\": \"%s\", \"work\": \"%s\", \"regions\": %s, \"least\": %.0f, \"median\": %.0f}", comma, name, $1,
-			$2 == "-" ? "null" : $2, $3, $4
+		printf "%s\n    {\"contender\": \"%s\", \"work\": \"%s\", \"regions\": %s, \"layouts\": [", comma, name, $1, $2 == "-" ? "null" : $2
+		for (n = 3; n <= NF; n++) printf "%s%.0f", n == 3 ? "" : ", ", $n
+		printf "]}"
 		comma = ","
 	}
 	END { print "\n  ]\n}" }' "$stage"/*.counts >"$report"

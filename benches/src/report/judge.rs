@@ -48,21 +48,17 @@ fn picked(bench: Option<&Bench>, pick: Pick, work: &str, regions: Option<u64>) -
 }
 
 /// Instructions of a contender beyond another's.
-fn beyond(sources: &Sources, work: &str, regions: u64, who: &str, whom: &str) -> Option<f64> {
-    let guest = sources.guest.as_ref()?;
-    let of = |who| Some(guest.count(work, regions, who)?.median as f64);
-    Some(of(who)? - of(whom)?)
+fn beyond(sources: &Sources, work: &str, regions: u64, who: &str, whom: &str) -> Option<Spread> {
+    sources.guest.as_ref()?.paired(work, regions, [who, whom], |ours, theirs| ours - theirs)
 }
 
 /// The same as a multiple.
-fn multiple(sources: &Sources, work: &str, regions: u64, who: &str, whom: &str) -> Option<f64> {
-    let guest = sources.guest.as_ref()?;
-    let of = |who| Some(guest.count(work, regions, who)?.median as f64);
-    Some(of(who)? / of(whom)?)
+fn multiple(sources: &Sources, work: &str, regions: u64, who: &str, whom: &str) -> Option<Spread> {
+    sources.guest.as_ref()?.paired(work, regions, [who, whom], |ours, theirs| ours / theirs)
 }
 
-fn instructions(sources: &Sources, work: &str, regions: u64, who: &str) -> Option<f64> {
-    Some(sources.guest.as_ref()?.count(work, regions, who)?.median as f64)
+fn instructions(sources: &Sources, work: &str, regions: u64, who: &str) -> Option<Spread> {
+    Spread::of_median(sources.guest.as_ref()?.layouts(work, regions, who)?.to_vec())
 }
 
 fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
@@ -74,7 +70,7 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
     for who in ["kmod", OURS] {
         rows.push(
             Row::told(format!("check of the counter, {who}, guest"), Unit::Instructions)
-                .value(instructions(sources, "counter", 0, who)),
+                .spread(instructions(sources, "counter", 0, who)),
         );
     }
     for work in ["getppid", "read", "write"] {
@@ -84,7 +80,7 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
         );
         rows.push(
             Row::at_most(format!("{work}, beyond native, guest"), Unit::Instructions, 160.0)
-                .value(beyond(sources, work, 0, OURS, "native")),
+                .spread(beyond(sources, work, 0, OURS, "native")),
         );
         floor(rows, sources, work, work);
     }
@@ -96,7 +92,7 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
         );
         rows.push(
             Row::at_most(format!("plain mmap by {by}, beyond native, guest"), Unit::Instructions, 250.0)
-                .value(beyond(sources, work, 0, OURS, "native")),
+                .spread(beyond(sources, work, 0, OURS, "native")),
         );
         floor(rows, sources, work, &format!("plain mmap by {by}"));
     }
@@ -109,7 +105,7 @@ fn floor(rows: &mut Vec<Row>, sources: &Sources, work: &str, what: &str) {
     rows.push(Row::told(figure.clone(), Unit::Nanoseconds).spread(cell.and_then(|cell| cell.extra)));
     rows.push(
         Row::told(format!("{figure}, guest"), Unit::Instructions)
-            .value(beyond(sources, work, 0, BARE, "native")),
+            .spread(beyond(sources, work, 0, BARE, "native")),
     );
 }
 
@@ -133,9 +129,16 @@ fn misses(rows: &mut Vec<Row>, sources: &Sources) {
                     Unit::Instructions,
                     450.0,
                 )
-                .value(beyond(sources, work, regions, OURS, "native")),
+                .spread(beyond(sources, work, regions, OURS, "native")),
             );
         }
+        rows.push(
+            Row::told(
+                format!("{work} that hits nothing, without us, where more is mapped elsewhere, beyond native, guest"),
+                Unit::Instructions,
+            )
+            .spread(beyond(sources, work, 0, "crowded", "native")),
+        );
     }
 }
 
@@ -166,7 +169,7 @@ fn told_of_hits(rows: &mut Vec<Row>, sources: &Sources) {
         ("discard", "madvise of a page that is a region"),
     ] {
         let figure = format!("{what}, 10 regions elsewhere, against our module's, guest, instructions");
-        rows.push(Row::told(figure, Unit::Ratio).value(multiple(sources, work, 10, OURS, "kmod")));
+        rows.push(Row::told(figure, Unit::Ratio).spread(multiple(sources, work, 10, OURS, "kmod")));
     }
 }
 
@@ -195,7 +198,7 @@ fn others(rows: &mut Vec<Row>, sources: &Sources) {
                 format!("munmap of a page that nobody watches, {who}, beyond native, guest"),
                 Unit::Instructions,
             )
-            .value(beyond(sources, "munmap", 10, who, "native")),
+            .spread(beyond(sources, "munmap", 10, who, "native")),
         );
     }
     for (bench, placed) in [
@@ -217,7 +220,7 @@ fn others(rows: &mut Vec<Row>, sources: &Sources) {
             "munmap by an instruction, against a supervisor that only lets it go, guest, instructions",
             Unit::Ratio,
         )
-        .value(multiple(sources, "raw-munmap", 10, NET, BARE)),
+        .spread(multiple(sources, "raw-munmap", 10, NET, BARE)),
     );
 }
 
@@ -287,7 +290,7 @@ fn programs(rows: &mut Vec<Row>, sources: &Sources) {
     }
     rows.push(
         Row::told("a thread made and joined, guest, instructions", Unit::Ratio)
-            .value(multiple(sources, "thread", 0, OURS, "native")),
+            .spread(multiple(sources, "thread", 0, OURS, "native")),
     );
     let number = |name: String| sources.numbers.as_ref()?.get(&name).copied();
     for who in [NET, OURS] {
@@ -307,17 +310,17 @@ fn guest(rows: &mut Vec<Row>, sources: &Sources) {
     for (work, what) in
         [("register", "register"), ("unregister", "unregister"), ("events-1", "read of an event and LAST")]
     {
-        let theirs = instructions(sources, work, 10, "kmod");
+        let theirs = instructions(sources, work, 10, "kmod").map(|theirs| theirs.median);
         rows.push(Row {
             limit: theirs,
             below: true,
             ..Row::told(format!("{what} by the Rust client, against our module's, guest"), Unit::Instructions)
-                .value(theirs.and(instructions(sources, work, 10, OURS)))
+                .spread(theirs.and_then(|_| instructions(sources, work, 10, OURS)))
         });
         for who in [OURS, "kmod"] {
             rows.push(
                 Row::told(format!("{what} by a system call, {who}, guest"), Unit::Instructions)
-                    .value(instructions(sources, &format!("{work}-call"), 10, who)),
+                    .spread(instructions(sources, &format!("{work}-call"), 10, who)),
             );
         }
     }
@@ -328,7 +331,7 @@ fn guest(rows: &mut Vec<Row>, sources: &Sources) {
             );
             rows.push(
                 Row::at_most(figure, Unit::Ratio, limit)
-                    .value(multiple(sources, work, regions, OURS, "kmod")),
+                    .spread(multiple(sources, work, regions, OURS, "kmod")),
             );
         }
     }
