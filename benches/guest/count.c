@@ -24,9 +24,11 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <spawn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -35,6 +37,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <x86intrin.h>
 
@@ -181,6 +184,17 @@ static void do_thread(void)
 		fail("pthread_create");
 }
 
+/* Of count.sh; no library is preloaded into it. */
+static void do_exec(void)
+{
+	char *argv[] = { "true", NULL }, *empty[] = { NULL };
+	pid_t child;
+	int status;
+
+	if ((errno = posix_spawn(&child, "/tmp/true", NULL, NULL, argv, empty)) != 0 || waitpid(child, &status, 0) != child || status != 0)
+		fail("/tmp/true");
+}
+
 static void do_counter(void) { sink = *counter; }
 static void do_getppid(void) { sink = (uint64_t)syscall(SYS_getppid); }
 static void do_read(void) { sink = (uint64_t)read(zero, bytes, sizeof bytes); }
@@ -261,6 +275,7 @@ static struct work {
 } works[] = {
 	{ "counter", nothing, do_counter, nothing, 1, 0, 1, { 0 } },
 	{ "thread", nothing, do_thread, nothing, 0, 0, 16, { 0 } },
+	{ "exec-bare", nothing, do_exec, nothing, 0, 0, 16, { 0 } },
 	{ "getppid", nothing, do_getppid, nothing, 0, 0, 1, { 0 } },
 	{ "read", nothing, do_read, nothing, 0, 0, 1, { 0 } },
 	{ "write", nothing, do_write, nothing, 0, 0, 1, { 0 } },

@@ -41,6 +41,11 @@ mkdir -p "$stage/peers"
 trap 'rm -rf "$stage"' EXIT
 cp "$binary" "$stage/ummunotify"
 cc -std=gnu11 -O2 -Wall -Wextra -Werror -pthread -I "$top/kmod-compat/include" "$here/count.c" -o "$stage/count" -ldl
+# A program that is started there, with its loader and library: the host would be asked for others.
+echo 'int main(void) { return 0; }' | cc -O2 -x c - -o "$stage/true" -Wl,--dynamic-linker=/tmp/lib/ld.so -Wl,-rpath,/tmp/lib
+mkdir "$stage/lib"
+cp "$(cc -print-file-name=ld-linux-x86-64.so.2)" "$stage/lib/ld.so"
+cp "$(cc -print-file-name=libc.so.6)" "$stage/lib"
 for peer in "$@"; do cp "${peer#*=}" "$stage/peers/${peer%%=*}.so"; done
 
 rc=0

@@ -24,8 +24,10 @@ echo "kernel $(uname -r)"
 # The same addresses each time.
 echo 0 >/proc/sys/kernel/randomize_va_space
 # What lies on the shared folder would be read anew.
-cp "$stage/ummunotify" "$stage/count" /tmp || exit 70
-cp -r "$stage/peers" /tmp/peers || exit 70
+cp "$stage/ummunotify" "$stage/count" "$stage/true" /tmp || exit 70
+cp -r "$stage/peers" "$stage/lib" /tmp || exit 70
+# Each loader asks for an ld.so.preload.
+mkdir /tmp/etc && cp /etc/ld.so.cache /tmp/etc && mount --bind /tmp/etc /etc || exit 70
 cd /tmp || exit 70
 counted native ./count plain
 counted crowded ./count crowded

@@ -9,8 +9,11 @@ const OURS: &str = "inline,notify";
 const NET: &str = "notify";
 /// Those whose hooks are compared, as `make report` calls them.
 const PEERS: [&str; 2] = ["ucx", "memhooks"];
-/// The supervisor that only lets calls go.
+/// The supervisor that only lets calls go; filters of the same that let something go (benches/peers/bare.c).
 const BARE: &str = "bare";
+const BARE_FLAGS: &str = "bare-flags";
+const BARE_GATE: &str = "bare-gate";
+const BARE_EXEC: &str = "bare-exec";
 
 const MILLION: u64 = 1_000_000;
 
@@ -82,7 +85,7 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
             Row::at_most(format!("{work}, beyond native, guest"), Unit::Instructions, 160.0)
                 .spread(beyond(sources, work, 0, OURS, "native")),
         );
-        floor(rows, sources, work, work);
+        floor(rows, sources, work, BARE, &format!("{work}, beyond native, a filter for munmap alone"));
     }
     for work in ["mmap", "raw-mmap"] {
         let by = if work == "mmap" { "libc" } else { "an instruction" };
@@ -94,18 +97,20 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
             Row::at_most(format!("plain mmap by {by}, beyond native, guest"), Unit::Instructions, 250.0)
                 .spread(beyond(sources, work, 0, OURS, "native")),
         );
-        floor(rows, sources, work, &format!("plain mmap by {by}"));
+        for (who, what) in [(BARE, "for munmap alone"), (BARE_FLAGS, "that reads mmap's flags")] {
+            let figure = format!("plain mmap by {by}, beyond native, a filter {what}");
+            floor(rows, sources, work, who, &figure);
+        }
     }
 }
 
-/// What a filter costs that has nothing to say of the call.
-fn floor(rows: &mut Vec<Row>, sources: &Sources, work: &str, what: &str) {
-    let cell = sources.bench.as_ref().and_then(|bench| bench.cell(work, None, BARE));
-    let figure = format!("{what}, beyond native, a filter for munmap alone");
-    rows.push(Row::told(figure.clone(), Unit::Nanoseconds).spread(cell.and_then(|cell| cell.extra)));
+/// What a filter costs that lets the call go.
+fn floor(rows: &mut Vec<Row>, sources: &Sources, work: &str, who: &str, figure: &str) {
+    let cell = sources.bench.as_ref().and_then(|bench| bench.cell(work, None, who));
+    rows.push(Row::told(figure, Unit::Nanoseconds).spread(cell.and_then(|cell| cell.extra)));
     rows.push(
         Row::told(format!("{figure}, guest"), Unit::Instructions)
-            .spread(beyond(sources, work, 0, BARE, "native")),
+            .spread(beyond(sources, work, 0, who, "native")),
     );
 }
 
@@ -138,6 +143,13 @@ fn misses(rows: &mut Vec<Row>, sources: &Sources) {
                 Unit::Instructions,
             )
             .spread(beyond(sources, work, 0, "crowded", "native")),
+        );
+        let figure = format!("{work}, a filter that lets libc's go by where it comes from");
+        let cell = bench.and_then(|bench| bench.cell(work, Some(0), BARE_GATE));
+        rows.push(Row::told(figure.clone(), Unit::Ratio).spread(cell.and_then(|cell| cell.ratio)));
+        rows.push(
+            Row::told(format!("{figure}, beyond native, guest"), Unit::Instructions)
+                .spread(beyond(sources, work, 0, BARE_GATE, "native")),
         );
     }
 }
@@ -279,6 +291,12 @@ fn programs(rows: &mut Vec<Row>, sources: &Sources) {
     ] {
         rows.push(Row::at_most(what, Unit::Ratio, limit).spread(picked(bench, ratio, work, None)));
     }
+    let bare = one.and_then(|one| one.cell("exec-bare", None, BARE_EXEC)?.ratio);
+    let figure = "fork and exec of true, one processor, a supervisor that only lets the same calls go";
+    rows.push(Row::told(figure, Unit::Ratio).spread(bare));
+    let bare = one.and_then(|one| one.paired("exec-bare", None, OURS, BARE_EXEC));
+    let figure = "fork and exec of true without our library, one processor, against a supervisor that only lets the same calls go";
+    rows.push(Row::told(figure, Unit::Ratio).spread(bare));
     for (what, work, bench) in [
         ("fork and exec of true with our library, one processor", "exec", one),
         ("fork and exec of true with our library", "exec", free),
@@ -288,10 +306,27 @@ fn programs(rows: &mut Vec<Row>, sources: &Sources) {
     ] {
         rows.push(Row::told(what, Unit::Ratio).spread(picked(bench, ratio, work, None)));
     }
-    rows.push(
-        Row::told("a thread made and joined, guest, instructions", Unit::Ratio)
-            .spread(multiple(sources, "thread", 0, OURS, "native")),
-    );
+    for (what, work, who, whom) in [
+        ("a thread made and joined", "thread", OURS, "native"),
+        ("fork and exec of true without our library", "exec-bare", OURS, "native"),
+        (
+            "fork and exec of true, a supervisor that only lets the same calls go",
+            "exec-bare",
+            BARE_EXEC,
+            "native",
+        ),
+        (
+            "fork and exec of true without our library, against a supervisor that only lets the same calls go",
+            "exec-bare",
+            OURS,
+            BARE_EXEC,
+        ),
+    ] {
+        rows.push(
+            Row::told(format!("{what}, guest, instructions"), Unit::Ratio)
+                .spread(multiple(sources, work, 0, who, whom)),
+        );
+    }
     let number = |name: String| sources.numbers.as_ref()?.get(&name).copied();
     for who in [NET, OURS] {
         for (work, what) in [("exec", "with"), ("exec-bare", "without")] {

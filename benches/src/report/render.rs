@@ -176,6 +176,7 @@ mod tests {
     fn figures_of_every_source_stand_beside_their_limits() {
         let counts = r#"{"began":86400,"kernel":"6.1.0","counts":[
             {"contender":"native","work":"munmap","regions":null,"layouts":[8000,8400,8400]},
+            {"contender":"bare-gate","work":"munmap","regions":null,"layouts":[8240,8645,8645]},
             {"contender":"kmod","work":"munmap","regions":10,"layouts":[9000,9300,9300]},
             {"contender":"inline,notify","work":"munmap","regions":10,"layouts":[9000,9100,9100]},
             {"contender":"kmod","work":"register","regions":10,"layouts":[980,980,980]},
@@ -205,6 +206,8 @@ mod tests {
         ] {
             assert_eq!(of(&rows, figure).verdict(), verdict, "{figure}");
         }
+        let let_go = "munmap, a filter that lets libc's go by where it comes from, beyond native, guest";
+        assert_eq!((of(&rows, let_go).value, of(&rows, let_go).verdict()), (Some(245.0), Verdict::Reported));
         let page = page(&sources, &rows);
         for shown in [
             "1970-01-01, P, 2 processors, Linux 6.18, load 3 2 1",
