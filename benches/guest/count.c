@@ -338,6 +338,7 @@ static void map_at(char *start, size_t length, int protection)
 		fail("mmap of what stays");
 }
 
+/* What lies around both places and stays, and the hole for the block. */
 static void prepare(void)
 {
 	char *reserve = mmap(NULL, 2UL * ALIGNMENT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *hole;
@@ -351,9 +352,10 @@ static void prepare(void)
 		map_at(area + AREA - (n + 1) * STEP, PAGE, PROT_READ);
 	}
 	map_at(area + EDGE + ROOM - STEP, PAGE, PROT_READ);
-	/* Other holes that the block fits into are above. */
-	while (hole = mmap(NULL, BLOCK + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), hole > area + AREA)
-		;
+	/* Other holes that the block fits into are above, and are filled. */
+	do
+		hole = mmap(NULL, BLOCK + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	while (hole != MAP_FAILED && hole > area + AREA);
 	if (hole == MAP_FAILED || raw_munmap(hole, BLOCK + PAGE) != 0 || (block = malloc(BLOCK)) == NULL)
 		fail("mmap of a hole");
 	if (block < area || block > area + AREA) {
