@@ -20,7 +20,7 @@
  * around both places where something is mapped and unmapped lie so many further mappings that the nodes there hold
  * nothing else, and that the tree has three levels. They come and go at random, in the same order in every process, and
  * each work is done in each layout: processes are to be compared layout by layout. `crowded` against `plain` shows
- * what that is worth.
+ * what that is worth: 0, but for `free`, whose block lies among the libraries of the process, some 50.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
