@@ -20,8 +20,12 @@ rm -f "$parts"/*
 for program in "$binary" "$binary-report" "$target/release/examples/figures"; do
 	[ -x "$program" ] || { echo "report.sh: no $program; run make report" >&2; exit 1; }
 done
-peers=()
-while read -r _ peer; do peers+=(--peer "$peer"); done < <(cat "$target/peers/list" 2>/dev/null)
+# What only a program that is started tells of, and what only one in whose libc something is let go.
+peers=() peers_of_one=()
+while read -r _ peer; do
+	[[ $peer == bare-exec=* ]] || peers+=(--peer "$peer")
+	[[ $peer == bare-flags=* || $peer == bare-gate=* ]] || peers_of_one+=(--peer "$peer")
+done < <(cat "$target/peers/list" 2>/dev/null)
 [ ${#peers[@]} -gt 0 ] || echo 'SKIPPED peers: none is built'
 against=(--against notify --against inline,notify)
 [ ! -e /dev/ummunotify ] || against+=(--against kmod)
@@ -48,7 +52,7 @@ take waited-hit epoll-hit
 "$binary" bench --rounds "$rounds" "${against[@]}" "${works[@]}" --json "$parts/polled.json" >"$parts/polled.txt"
 say 'the same with everything on one processor'
 take thread exec exec-bare raw-munmap munmap hit
-"$binary" bench --one-processor --rounds "$rounds" "${against[@]}" "${peers[@]}" "${works[@]}" --regions 0 \
+"$binary" bench --one-processor --rounds "$rounds" "${against[@]}" "${peers_of_one[@]}" "${works[@]}" --regions 0 \
 	--json "$parts/one-processor.json" >"$parts/one-processor.txt"
 say 'the table'
 "$target/release/examples/figures" >"$parts/engine.txt"

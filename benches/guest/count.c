@@ -3,19 +3,33 @@
  * Counts what calls cost in a guest whose clock counts instructions (QEMU's -icount shift=0: the time stamp counter goes up
  * by one with each). On one processor, so what a supervisor executes meanwhile is in it; caches and wake-ups aren't.
  *
- *   count plain|device [REGIONS]...
+ *   count plain|crowded|device [REGIONS]...
  *
  * `device` opens /dev/ummunotify, and does the work again with each of these numbers of regions elsewhere (ascending).
+ * `crowded` is `plain` in a process that has more mapped, elsewhere.
  * `hit` leaves what it causes unread: somebody has been told already. Before each `first-hit` everything was read.
- * Prints a line for each work: its name, the regions or `-`, and the least and the median instructions of a call.
+ * `register`, `unregister` and `events-1` are made as the Rust client makes them (ummunotify::client::Notifier): by the
+ * preloaded library's functions where it is there, else by ioctl and read, as those whose names end in `-call` always are.
  *
- * The kernel keeps mappings in a tree whose nodes hold up to 16, and by how full they happen to be, the same munmap costs
- * some hundred instructions more or less. So each work is done with 0 to 15 further mappings beside it; printed are means
- * over these layouts.
+ * Prints a line for each work: its name, the regions or `-`, and the instructions of a call in each layout, the least of
+ * ROUNDS: now and then the kernel's allocators take a longer path, and how often hangs on all that happened before.
+ *
+ * Layouts: the kernel keeps mappings in a tree whose nodes hold up to 16 ranges, and by how full the nodes happen to be,
+ * the same munmap costs some hundred instructions more or less; for each level of the tree it costs some hundred more.
+ * So what a process has mapped besides, a preloaded library, say, would tell in a difference to one that hasn't. Here
+ * around both places where something is mapped and unmapped lie so many further mappings that the nodes there hold
+ * nothing else, and that the tree has three levels. They come and go at random, in the same order in every process, and
+ * each work is done in each layout: processes are to be compared layout by layout. `crowded` against `plain` shows
+ * what that is worth: 0, but for `free`, whose block lies among the libraries of the process, some 50.
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
+#include <spawn.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,12 +37,30 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <x86intrin.h>
 
 #include <linux/ummunotify.h>
 
-enum { PAGE = 4096, WARM = 64, ROUNDS = 31, LAYOUTS = 16, BLOCK = 33 << 20, FENCE = 64 << 20, COOKIE = 1 };
+/* emulator/abi/src/direct.rs: Lease, Direct, NOT_HERE and SYMBOL. */
+struct lease { uint64_t words[16]; };
+struct direct {
+	long (*lease)(int fd, struct lease *lease);
+	void (*release)(struct lease *lease);
+	long (*register_region)(const struct lease *lease, int fd, uint64_t start, uint64_t end, uint64_t cookie);
+	long (*unregister)(const struct lease *lease, int fd, uint64_t cookie);
+	long (*read)(const struct lease *lease, int fd, struct ummunotify_event *records, size_t room, bool polled);
+	long (*settle)(const struct lease *lease, int fd);
+};
+#define NOT_HERE LONG_MIN
+#define SYMBOL "ummunotify_direct_1"
+
+enum {
+	PAGE = 4096, WARM = 64, REWARM = 2, ROUNDS = 16, LAYOUTS = 96, CROWD = 25, BLOCK = 33 << 20, COOKIE = 1,
+	/* A further mapping may lie at each of so many places below and above, so far apart; beyond are some that stay. */
+	SIDE = 32, STAY = 16, STEP = 8 * PAGE,
+};
 
 /* Nothing else is mapped there; the page table outlives the page, for these two neighbours' sake. */
 static char *const place = (char *)0x200000004000;
@@ -36,8 +68,17 @@ static char *const neighbours[] = { (char *)0x200000001000, (char *)0x2000000070
 
 static int device = -1, zero, null;
 static const volatile uint64_t *counter;
+/* Null without the library, or with a device that isn't its own. */
+static const struct direct *direct;
+static struct lease lease;
 static char bytes[64];
-static char *block, *below, *fence;
+static char *block;
+/* From below: steps, a hole where malloc maps its block, steps. The block has the same page tables in every process. */
+enum { ROOM = BLOCK + (1 << 20), EDGE = (STAY + SIDE) * STEP, AREA = EDGE + ROOM + EDGE, ALIGNMENT = 1 << 30 };
+static char *area, *below;
+/* Which further mappings there are: below and above the page, below and above the block. */
+static bool there[4][SIDE];
+static uint64_t draws;
 static long regions;
 static volatile uint64_t sink;
 
@@ -63,14 +104,18 @@ static void drain(void)
 		;
 }
 
+static inline void add(uint64_t start, uint64_t cookie)
+{
+	struct ummunotify_register_ioctl region = { .start = start, .end = start + PAGE, .user_cookie = cookie };
+
+	if (ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region) != 0)
+		fail("REGISTER_REGION");
+}
+
 static void watch(void)
 {
-	struct ummunotify_register_ioctl region = {
-		.start = (uintptr_t)place, .end = (uintptr_t)place + PAGE, .user_cookie = COOKIE,
-	};
-
-	if (device >= 0 && ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region) != 0)
-		fail("REGISTER_REGION");
+	if (device >= 0)
+		add((uintptr_t)place, COOKIE);
 }
 
 static void forget(void)
@@ -79,6 +124,28 @@ static void forget(void)
 
 	if (device >= 0 && ioctl(device, UMMUNOTIFY_UNREGISTER_REGION, &cookie) != 0)
 		fail("UNREGISTER_REGION");
+}
+
+static inline void client_add(uint64_t start, uint64_t cookie)
+{
+	long answer = direct ? direct->register_region(&lease, device, start, start + PAGE, cookie) : NOT_HERE;
+
+	if (answer == NOT_HERE)
+		add(start, cookie);
+	else if (answer != 0)
+		fail("the library's register");
+}
+
+static void client_watch(void) { client_add((uintptr_t)place, COOKIE); }
+
+static void client_forget(void)
+{
+	long answer = direct ? direct->unregister(&lease, device, COOKIE) : NOT_HERE;
+
+	if (answer == NOT_HERE)
+		forget();
+	else if (answer != 0)
+		fail("the library's unregister");
 }
 
 /* No hook of a library is in the way of these. */
@@ -117,6 +184,17 @@ static void do_thread(void)
 		fail("pthread_create");
 }
 
+/* Of count.sh; no library is preloaded into it. */
+static void do_exec(void)
+{
+	char *argv[] = { "true", NULL }, *empty[] = { NULL };
+	pid_t child;
+	int status;
+
+	if ((errno = posix_spawn(&child, "/tmp/true", NULL, NULL, argv, empty)) != 0 || waitpid(child, &status, 0) != child || status != 0)
+		fail("/tmp/true");
+}
+
 static void do_counter(void) { sink = *counter; }
 static void do_getppid(void) { sink = (uint64_t)syscall(SYS_getppid); }
 static void do_read(void) { sink = (uint64_t)read(zero, bytes, sizeof bytes); }
@@ -127,7 +205,7 @@ static void do_munmap(void) { munmap(place, PAGE); }
 static void do_raw_munmap(void) { raw_munmap(place, PAGE); }
 static void do_madvise(void) { madvise(place, PAGE, MADV_DONTNEED); }
 static void do_free(void) { free(block); }
-static void unmap_place(void) { raw_munmap(place, PAGE); }
+static void unmap_place(void) { munmap(place, PAGE); }
 
 static void allocate(void)
 {
@@ -135,24 +213,25 @@ static void allocate(void)
 	if (block == NULL)
 		fail("malloc");
 	block[0] = 1;
-	/* Whether the block's page table goes with it would depend on what else happens to lie there. */
-	below = (char *)((uintptr_t)block & -(uintptr_t)PAGE) - 2 * PAGE;
-	if (mmap(below, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != below)
-		fail("mmap of the block's neighbour");
-	below[0] = 1;
 }
 
-static void unmap_below(void) { raw_munmap(below, PAGE); }
-
 static void map_watched(void) { map_place(); watch(); }
+static void map_client_watched(void) { map_place(); client_watch(); }
 static void touch(void) { place[0] = 1; }
 static void touch_watched(void) { place[0] = 1; watch(); }
 static void read_and_forget(void) { drain(); forget(); }
 static void forget_and_unmap(void) { unmap_place(); forget(); }
+static void client_forget_and_unmap(void) { unmap_place(); client_forget(); }
 
 static void one_event(void)
 {
 	map_watched();
+	munmap(place, PAGE);
+}
+
+static void one_client_event(void)
+{
+	map_client_watched();
 	munmap(place, PAGE);
 }
 
@@ -163,57 +242,131 @@ static void do_events(void)
 	sink = (uint64_t)read(device, events, sizeof events);
 }
 
+/* As of a client whose descriptor nobody was shown: nobody polls it. */
+static void do_client_events(void)
+{
+	struct ummunotify_event events[64];
+	long answer = direct ? direct->read(&lease, device, events, sizeof events / sizeof events[0], false) : NOT_HERE;
+
+	if (answer == NOT_HERE)
+		do_events();
+	else
+		sink = (uint64_t)answer;
+}
+
+/* The record and LAST. */
+static void check_events(void)
+{
+	if (sink != 2 && sink != 2 * sizeof(struct ummunotify_event)) {
+		fprintf(stderr, "a read of an event and LAST: %ld\n", (long)sink);
+		exit(1);
+	}
+}
+
+static void check_and_forget(void) { check_events(); forget(); }
+static void check_and_client_forget(void) { check_events(); client_forget(); }
+
 static struct work {
 	const char *name;
 	void (*before)(void), (*call)(void), (*after)(void);
-	/* Needs the device; is counted among each number of regions; takes long, and is done in one layout. */
-	int device, among, heavy;
+	/* Needs the device; is counted among each number of regions; is done in one layout of so many. */
+	int device, among, every;
+	uint64_t least[LAYOUTS];
 } works[] = {
-	{ "counter", nothing, do_counter, nothing, 1, 0, 0 },
-	{ "thread", nothing, do_thread, nothing, 0, 0, 1 },
-	{ "getppid", nothing, do_getppid, nothing, 0, 0, 0 },
-	{ "read", nothing, do_read, nothing, 0, 0, 0 },
-	{ "write", nothing, do_write, nothing, 0, 0, 0 },
-	{ "mmap", nothing, do_mmap, unmap_place, 0, 0, 0 },
-	{ "raw-mmap", nothing, do_raw_mmap, unmap_place, 0, 0, 0 },
-	{ "munmap", map_place, do_munmap, nothing, 0, 1, 0 },
-	{ "hit", map_watched, do_munmap, forget, 0, 1, 0 },
-	{ "first-hit", map_watched, do_munmap, read_and_forget, 1, 1, 0 },
-	{ "raw-munmap", map_place, do_raw_munmap, nothing, 0, 1, 0 },
-	{ "madvise", touch, do_madvise, nothing, 0, 1, 0 },
-	{ "discard", touch_watched, do_madvise, forget, 0, 1, 0 },
-	{ "free", allocate, do_free, unmap_below, 0, 1, 0 },
-	{ "register", map_place, watch, forget_and_unmap, 1, 1, 0 },
-	{ "unregister", map_watched, forget, unmap_place, 1, 1, 0 },
-	{ "events-1", one_event, do_events, forget, 1, 1, 0 },
+	{ "counter", nothing, do_counter, nothing, 1, 0, 1, { 0 } },
+	{ "thread", nothing, do_thread, nothing, 0, 0, 16, { 0 } },
+	{ "exec-bare", nothing, do_exec, nothing, 0, 0, 16, { 0 } },
+	{ "getppid", nothing, do_getppid, nothing, 0, 0, 1, { 0 } },
+	{ "read", nothing, do_read, nothing, 0, 0, 1, { 0 } },
+	{ "write", nothing, do_write, nothing, 0, 0, 1, { 0 } },
+	{ "mmap", nothing, do_mmap, unmap_place, 0, 0, 1, { 0 } },
+	{ "raw-mmap", nothing, do_raw_mmap, unmap_place, 0, 0, 1, { 0 } },
+	{ "munmap", map_place, do_munmap, nothing, 0, 1, 1, { 0 } },
+	{ "hit", map_watched, do_munmap, forget, 0, 1, 4, { 0 } },
+	{ "first-hit", map_watched, do_munmap, read_and_forget, 1, 1, 4, { 0 } },
+	{ "raw-munmap", map_place, do_raw_munmap, nothing, 0, 1, 1, { 0 } },
+	{ "madvise", touch, do_madvise, nothing, 0, 1, 1, { 0 } },
+	{ "discard", touch_watched, do_madvise, forget, 0, 1, 4, { 0 } },
+	{ "free", allocate, do_free, nothing, 0, 1, 1, { 0 } },
+	{ "register", map_place, client_watch, client_forget_and_unmap, 1, 1, 1, { 0 } },
+	{ "unregister", map_client_watched, client_forget, unmap_place, 1, 1, 1, { 0 } },
+	{ "events-1", one_client_event, do_client_events, check_and_client_forget, 1, 1, 4, { 0 } },
+	{ "register-call", map_place, watch, forget_and_unmap, 1, 1, 1, { 0 } },
+	{ "unregister-call", map_watched, forget, unmap_place, 1, 1, 1, { 0 } },
+	{ "events-1-call", one_event, do_events, check_and_forget, 1, 1, 4, { 0 } },
 };
 
-static int by_value(const void *a, const void *b)
+static uint32_t random_below(uint32_t limit)
 {
-	uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
-
-	return (left > right) - (left < right);
+	draws = draws * 6364136223846793005ULL + 1442695040888963407ULL;
+	return (uint32_t)((draws >> 33) % limit);
 }
 
-/* A mapping that is joined with no other, beside the page and beside what malloc maps. */
-static void thicken(int layout)
+/* One of the places of further mappings, which are joined with no other mapping: maps it or unmaps it. */
+static void toggle(int side, int number)
 {
-	char *const beside[] = { place + 0x100000, fence - (128 << 20) };
+	char *const starts[] = { place - SIDE * STEP, place + STEP, area + STAY * STEP, area + EDGE + ROOM };
+	char *start = starts[side] + (size_t)number * STEP;
 
-	for (size_t n = 0; n < sizeof beside / sizeof beside[0]; n++) {
-		char *hint = beside[n] + layout * 8 * PAGE;
+	if (there[side][number]) {
+		munmap(start, PAGE);
+		there[side][number] = false;
+	} else {
+		char *got = mmap(start, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-		if (mmap(hint, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != hint)
+		if (got == MAP_FAILED)
 			fail("mmap of a further mapping");
+		there[side][number] = got == start;
+		/* Something of the process's own lies there. */
+		if (got != start)
+			munmap(got, PAGE);
 	}
 }
 
-static void thin(void)
+/* The next layout. */
+static void toggle_all(void)
 {
-	for (int layout = 1; layout < LAYOUTS; layout++) {
-		raw_munmap(place + 0x100000 + layout * 8 * PAGE, PAGE);
-		raw_munmap(fence - (128 << 20) + layout * 8 * PAGE, PAGE);
+	for (int side = 0; side < 4; side++)
+		for (int number = 0; number < SIDE; number++)
+			if (random_below(2) != there[side][number])
+				toggle(side, number);
+}
+
+static void map_at(char *start, size_t length, int protection)
+{
+	if (mmap(start, length, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != start)
+		fail("mmap of what stays");
+}
+
+/* What lies around both places and stays, and the hole for the block. */
+static void prepare(void)
+{
+	char *reserve = mmap(NULL, 2UL * ALIGNMENT, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *hole;
+
+	if (reserve == MAP_FAILED || raw_munmap(reserve, 2UL * ALIGNMENT) != 0)
+		fail("mmap of an area");
+	area = (char *)(((uintptr_t)reserve + ALIGNMENT) & -(uintptr_t)ALIGNMENT);
+	for (int n = 0; n < STAY; n++) {
+		map_at(place + (1 << 30) + n * STEP, PAGE, PROT_READ);
+		map_at(area + n * STEP, PAGE, PROT_READ);
+		map_at(area + AREA - (n + 1) * STEP, PAGE, PROT_READ);
 	}
+	map_at(area + EDGE + ROOM - STEP, PAGE, PROT_READ);
+	/* Other holes that the block fits into are above, and are filled. */
+	do
+		hole = mmap(NULL, BLOCK + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	while (hole != MAP_FAILED && hole > area + AREA);
+	if (hole == MAP_FAILED || raw_munmap(hole, BLOCK + PAGE) != 0 || (block = malloc(BLOCK)) == NULL)
+		fail("mmap of a hole");
+	if (block < area || block > area + AREA) {
+		fprintf(stderr, "malloc's block is at %p, not in the hole of %p\n", (void *)block, (void *)area);
+		exit(1);
+	}
+	/* The block's first page table outlives it. */
+	below = (char *)((uintptr_t)block & -(uintptr_t)PAGE) - 2 * PAGE;
+	map_at(below, PAGE, PROT_READ | PROT_WRITE);
+	below[0] = 1;
+	free(block);
 }
 
 /* Two looks at the clock and a call of a function, which every figure would hold. */
@@ -232,61 +385,77 @@ static uint64_t empty(void)
 	return least;
 }
 
-static void count(const struct work *work, const char *among)
+/* In the layout that is. */
+static void measure(struct work *work, int layout, uint64_t always)
 {
-	static uint64_t taken[ROUNDS];
-	uint64_t least = 0, median = 0, always = empty();
-	int layouts = work->heavy ? 1 : LAYOUTS;
-	int stays = strcmp(work->name, "madvise") == 0 || strcmp(work->name, "discard") == 0;
+	uint64_t least = UINT64_MAX;
+	int stays = work->call == do_madvise;
 
+	drain();
 	if (stays)
 		map_place();
-	for (int layout = 0; layout < layouts; layout++) {
-		if (layout > 0)
-			thicken(layout);
-		for (int n = layout == 0 && !work->heavy ? -WARM : -4; n < ROUNDS; n++) {
-			void (*volatile call)(void) = work->call;
-			uint64_t start;
+	for (int n = layout == 0 ? -WARM : -REWARM; n < ROUNDS; n++) {
+		void (*volatile call)(void) = work->call;
+		uint64_t start;
 
-			work->before();
-			start = __rdtsc();
-			call();
-			start = __rdtsc() - start;
-			if (n >= 0)
-				taken[n] = start > always ? start - always : 0;
-			work->after();
-		}
-		qsort(taken, ROUNDS, sizeof taken[0], by_value);
-		least += taken[0];
-		median += taken[ROUNDS / 2];
+		work->before();
+		start = __rdtsc();
+		call();
+		start = __rdtsc() - start;
+		start = start > always ? start - always : 0;
+		if (n >= 0 && start < least)
+			least = start;
+		work->after();
 	}
-	if (!work->heavy)
-		thin();
 	if (stays)
 		unmap_place();
-	printf("%s %s %lu %lu\n", work->name, among, (unsigned long)(least / layouts), (unsigned long)(median / layouts));
+	work->least[layout] = least;
+}
+
+/* All works, or those that are counted among regions, or those that aren't. */
+static void count(const char *among, bool some, bool others)
+{
+	uint64_t always = empty();
+	struct work *const end = works + sizeof works / sizeof works[0];
+
+	draws = 1;
+	for (int layout = 0; layout < LAYOUTS; layout++) {
+		toggle_all();
+		for (struct work *work = works; work < end; work++)
+			if ((work->among ? some : others) && (!work->device || device >= 0) && layout % work->every == 0)
+				measure(work, layout, always);
+	}
+	for (struct work *work = works; work < end; work++) {
+		if (!(work->among ? some : others) || (work->device && device < 0))
+			continue;
+		printf("%s %s", work->name, among);
+		for (int layout = 0; layout < LAYOUTS; layout += work->every)
+			printf(" %lu", (unsigned long)work->least[layout]);
+		printf("\n");
+	}
 	fflush(stdout);
 }
 
 /* Half of them below everything, half above. */
 static void fill(long wanted)
 {
+	char *hole = below + 2 * PAGE;
+
+	/* What the process itself maps meanwhile shall not lie there. */
+	map_at(hole, BLOCK + PAGE, PROT_NONE);
 	for (; regions < wanted; regions++) {
 		uint64_t low = 0x100000 + (uint64_t)regions * 8192;
 		uint64_t start = regions % 2 == 0 ? low : 0x7fffffff0000 + low;
-		struct ummunotify_register_ioctl region = {
-			.start = start, .end = start + PAGE, .user_cookie = (1ULL << 32) | (uint64_t)regions,
-		};
 
-		if (ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region) != 0)
-			fail("REGISTER_REGION");
+		client_add(start, (1ULL << 32) | (uint64_t)regions);
 	}
+	raw_munmap(hole, BLOCK + PAGE);
 }
 
 int main(int argc, char **argv)
 {
-	if (argc < 2 || (strcmp(argv[1], "plain") != 0 && strcmp(argv[1], "device") != 0)) {
-		fprintf(stderr, "usage: count plain|device [REGIONS]...\n");
+	if (argc < 2 || (strcmp(argv[1], "plain") != 0 && strcmp(argv[1], "crowded") != 0 && strcmp(argv[1], "device") != 0)) {
+		fprintf(stderr, "usage: count plain|crowded|device [REGIONS]...\n");
 		return 2;
 	}
 	zero = open("/dev/zero", O_RDONLY);
@@ -300,25 +469,24 @@ int main(int argc, char **argv)
 		counter = mmap(NULL, sizeof *counter, PROT_READ, MAP_SHARED, device, 0);
 		if (counter == MAP_FAILED)
 			fail("mmap of the counter");
+		direct = dlsym(RTLD_DEFAULT, SYMBOL);
+		if (direct && direct->lease(device, &lease) != 0)
+			direct = NULL;
 	}
-	/* malloc's blocks come to lie below it, and are joined with no other mapping. */
-	fence = mmap(NULL, FENCE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (fence == MAP_FAILED)
-		fail("mmap of a fence");
+	/* Of two kinds, which aren't joined. */
+	for (int n = 0; n < CROWD && strcmp(argv[1], "crowded") == 0; n++)
+		if (mmap(NULL, PAGE, n % 2 == 0 ? PROT_READ : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED)
+			fail("mmap of a crowd");
 	for (size_t n = 0; n < sizeof neighbours / sizeof neighbours[0]; n++) {
 		if (mmap(neighbours[n], PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != neighbours[n])
 			fail("mmap of a neighbour");
 		neighbours[n][0] = 1;
 	}
-	for (size_t n = 0; n < sizeof works / sizeof works[0]; n++)
-		if (!works[n].device || device >= 0)
-			if (device < 0 || !works[n].among)
-				count(&works[n], "-");
+	prepare();
+	count("-", device < 0, true);
 	for (int argument = 2; argument < argc && device >= 0; argument++) {
 		fill(atol(argv[argument]));
-		for (size_t n = 0; n < sizeof works / sizeof works[0]; n++)
-			if (works[n].among)
-				count(&works[n], argv[argument]);
+		count(argv[argument], true, false);
 	}
 	return 0;
 }

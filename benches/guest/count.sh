@@ -7,7 +7,7 @@
 #
 #   UMMUNOTIFY   the binary (default: the release build)
 #   LAYERS       sets of layers to count (default: notify inline,notify)
-#   REGIONS      numbers of regions elsewhere (default: 10 1000 1000000)
+#   REGIONS      numbers of regions elsewhere (default: 10 1000 1000000); without the inline layer only the first
 #   KERNEL       the guest's kernel (default 6.1)
 #
 # Exit code: 0; 1 where something couldn't be counted; 2 for bad use; 77 where no guest can be had.
@@ -40,7 +40,12 @@ stage=$(realpath -m "${GUEST_CACHE:-$top/guest-cache}")/count-$$
 mkdir -p "$stage/peers"
 trap 'rm -rf "$stage"' EXIT
 cp "$binary" "$stage/ummunotify"
-cc -std=gnu11 -O2 -Wall -Wextra -Werror -pthread -I "$top/kmod-compat/include" "$here/count.c" -o "$stage/count"
+cc -std=gnu11 -O2 -Wall -Wextra -Werror -pthread -I "$top/kmod-compat/include" "$here/count.c" -o "$stage/count" -ldl
+# A program that is started there, with its loader and library: the host would be asked for others.
+echo 'int main(void) { return 0; }' | cc -O2 -x c - -o "$stage/true" -Wl,--dynamic-linker=/tmp/lib/ld.so -Wl,-rpath,/tmp/lib
+mkdir "$stage/lib"
+cp "$(cc -print-file-name=ld-linux-x86-64.so.2)" "$stage/lib/ld.so"
+cp "$(cc -print-file-name=libc.so.6)" "$stage/lib"
 for peer in "$@"; do cp "${peer#*=}" "$stage/peers/${peer%%=*}.so"; done
 
 rc=0
@@ -72,8 +77,9 @@ awk -v kernel="$(sed -n 's/^kernel //p' "$stage/said" | tr -d '\r' | tail -n 1)"
 	BEGIN { printf "{\n  \"began\": %d,\n  \"kernel\": \"%s\",\n  \"counts\": [", began, kernel }
 	FNR == 1 { name = FILENAME; sub(/.*\//, "", name); sub(/\.counts$/, "", name) }
 	{
-		printf "%s\n    {\"contender\": \"%s\", \"work\": \"%s\", \"regions\": %s, \"least\": %.0f, \"median\": %.0f}", comma, name, $1,
-			$2 == "-" ? "null" : $2, $3, $4
+		printf "%s\n    {\"contender\": \"%s\", \"work\": \"%s\", \"regions\": %s, \"layouts\": [", comma, name, $1, $2 == "-" ? "null" : $2
+		for (n = 3; n <= NF; n++) printf "%s%.0f", n == 3 ? "" : ", ", $n
+		printf "]}"
 		comma = ","
 	}
 	END { print "\n  ]\n}" }' "$stage"/*.counts >"$report"

@@ -1,18 +1,27 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Preloaded, makes a program one whose munmap is trapped by a filter and let go by a supervisor that does nothing else: the
- * floor of every layer that rests on seccomp's notifications.
+ * Preloaded, makes a program one some of whose calls are trapped by a filter and let go by a supervisor that does nothing
+ * else: the floor of every layer that rests on seccomp's notifications. Trapped are
+ *
+ *   (nothing)  munmap
+ *   -DFLAGS    mmap with MAP_FIXED: what it costs to look at an argument
+ *   -DGATE     munmap and madvise, but not libc's own: what it costs to look where a call comes from
+ *   -DEXEC     what the layers inline,notify trap of a program that is started without their library: of the table in
+ *              emulator/src/trap/policy.rs the calls that a loader makes, and not what its parent's libc does
  *
  *   cc -shared -fPIC bare.c -o bare.so
  *   ummunotify bench --peer bare=bare.so
  */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
+#include <sched.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,13 +104,51 @@ static void supervise(int listener)
 	}
 }
 
+/* The word at so many bytes of a field of the call. */
+#define LOAD(field, bytes) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field) + (bytes))
+/* How many statements are passed over if it is this, and if not. */
+#define IF(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, yes, no)
+#define ANY(mask, yes, no) BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, mask, yes, no)
+#define TRAP BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF)
+#define PASS BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#define TRAP_UNLESS_FROM(address) \
+	LOAD(instruction_pointer, 0), IF((uint32_t)(address), 0, 2), \
+	LOAD(instruction_pointer, 4), IF((uint32_t)((address) >> 32), 1, 0), TRAP, PASS
+
+#if defined(GATE) || defined(EXEC)
+/* Where libc's function of that name is when it calls the kernel: behind `mov $number, %eax; syscall`. */
+static uint64_t site(const char *name, uint32_t number)
+{
+	const unsigned char code[] = { 0xb8, number & 0xff, number >> 8, 0, 0, 0x0f, 0x05 };
+	char *function = dlsym(RTLD_DEFAULT, name), *found = function ? memmem(function, 32, code, sizeof code) : NULL;
+
+	if (found == NULL) {
+		errno = ENOTSUP;
+		die(name);
+	}
+	return (uintptr_t)found + sizeof code;
+}
+#endif
+
 static void __attribute__((constructor)) begin(void)
 {
 	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_munmap, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		LOAD(nr, 0),
+#if defined(FLAGS)
+		IF(SYS_mmap, 0, 4), LOAD(args, 3 * 8), ANY(MAP_FIXED, 0, 1), TRAP, PASS,
+#elif defined(GATE)
+		IF(SYS_munmap, 0, 6), TRAP_UNLESS_FROM(site("munmap", SYS_munmap)),
+		IF(SYS_madvise, 0, 6), TRAP_UNLESS_FROM(site("madvise", SYS_madvise)),
+#elif defined(EXEC)
+		IF(SYS_mmap, 0, 5), LOAD(args, 3 * 8), ANY(MAP_FIXED, 0, 2), ANY(MAP_FIXED_NOREPLACE, 1, 0), TRAP, PASS,
+		IF(SYS_mprotect, 0, 1), TRAP,
+		IF(SYS_munmap, 0, 6), TRAP_UNLESS_FROM(site("munmap", SYS_munmap)),
+		IF(SYS_brk, 0, 4), LOAD(args, 0), IF(0, 1, 0), TRAP, PASS,
+		IF(SYS_clone, 0, 4), LOAD(args, 0), ANY(CLONE_VM, 1, 0), TRAP, PASS,
+#else
+		IF(SYS_munmap, 0, 1), TRAP,
+#endif
+		PASS,
 	};
 	struct sock_fprog program = { sizeof code / sizeof code[0], code };
 	int pair[2], listener;
@@ -139,6 +186,11 @@ static void __attribute__((constructor)) begin(void)
 	close(pair[0]);
 	close(listener);
 	/* The first trapped call: a supervisor that isn't there would be an error here, not in a figure. */
-	if (munmap(NULL, 0) != -1 || errno != EINVAL)
+#ifdef FLAGS
+	if (syscall(SYS_mmap, NULL, 0, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != -1 || errno != EINVAL)
+		die("mmap");
+#else
+	if (syscall(SYS_munmap, NULL, 0) != -1 || errno != EINVAL)
 		die("munmap");
+#endif
 }

@@ -29,6 +29,7 @@ libfabric() {
 }
 
 peer bare "$here/bare.c"
+for kind in FLAGS GATE EXEC; do peer "bare-${kind,,}" "-D$kind" "$here/bare.c" -ldl; done
 peer ucx "$here/ucx.c" -ldl
 libfabric memhooks
 libfabric userfaultfd

@@ -9,8 +9,11 @@ const OURS: &str = "inline,notify";
 const NET: &str = "notify";
 /// Those whose hooks are compared, as `make report` calls them.
 const PEERS: [&str; 2] = ["ucx", "memhooks"];
-/// The supervisor that only lets calls go.
+/// The supervisor that only lets calls go; filters of the same that let something go (benches/peers/bare.c).
 const BARE: &str = "bare";
+const BARE_FLAGS: &str = "bare-flags";
+const BARE_GATE: &str = "bare-gate";
+const BARE_EXEC: &str = "bare-exec";
 
 const MILLION: u64 = 1_000_000;
 
@@ -48,21 +51,17 @@ fn picked(bench: Option<&Bench>, pick: Pick, work: &str, regions: Option<u64>) -
 }
 
 /// Instructions of a contender beyond another's.
-fn beyond(sources: &Sources, work: &str, regions: u64, who: &str, whom: &str) -> Option<f64> {
-    let guest = sources.guest.as_ref()?;
-    let of = |who| Some(guest.count(work, regions, who)?.median as f64);
-    Some(of(who)? - of(whom)?)
+fn beyond(sources: &Sources, work: &str, regions: u64, who: &str, whom: &str) -> Option<Spread> {
+    sources.guest.as_ref()?.paired(work, regions, [who, whom], |ours, theirs| ours - theirs)
 }
 
 /// The same as a multiple.
-fn multiple(sources: &Sources, work: &str, regions: u64, who: &str, whom: &str) -> Option<f64> {
-    let guest = sources.guest.as_ref()?;
-    let of = |who| Some(guest.count(work, regions, who)?.median as f64);
-    Some(of(who)? / of(whom)?)
+fn multiple(sources: &Sources, work: &str, regions: u64, who: &str, whom: &str) -> Option<Spread> {
+    sources.guest.as_ref()?.paired(work, regions, [who, whom], |ours, theirs| ours / theirs)
 }
 
-fn instructions(sources: &Sources, work: &str, regions: u64, who: &str) -> Option<f64> {
-    Some(sources.guest.as_ref()?.count(work, regions, who)?.median as f64)
+fn instructions(sources: &Sources, work: &str, regions: u64, who: &str) -> Option<Spread> {
+    Spread::of_median(sources.guest.as_ref()?.layouts(work, regions, who)?.to_vec())
 }
 
 fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
@@ -74,7 +73,7 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
     for who in ["kmod", OURS] {
         rows.push(
             Row::told(format!("check of the counter, {who}, guest"), Unit::Instructions)
-                .value(instructions(sources, "counter", 0, who)),
+                .spread(instructions(sources, "counter", 0, who)),
         );
     }
     for work in ["getppid", "read", "write"] {
@@ -84,9 +83,9 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
         );
         rows.push(
             Row::at_most(format!("{work}, beyond native, guest"), Unit::Instructions, 160.0)
-                .value(beyond(sources, work, 0, OURS, "native")),
+                .spread(beyond(sources, work, 0, OURS, "native")),
         );
-        floor(rows, sources, work, work);
+        floor(rows, sources, work, BARE, &format!("{work}, beyond native, a filter for munmap alone"));
     }
     for work in ["mmap", "raw-mmap"] {
         let by = if work == "mmap" { "libc" } else { "an instruction" };
@@ -96,20 +95,22 @@ fn unrelated(rows: &mut Vec<Row>, sources: &Sources) {
         );
         rows.push(
             Row::at_most(format!("plain mmap by {by}, beyond native, guest"), Unit::Instructions, 250.0)
-                .value(beyond(sources, work, 0, OURS, "native")),
+                .spread(beyond(sources, work, 0, OURS, "native")),
         );
-        floor(rows, sources, work, &format!("plain mmap by {by}"));
+        for (who, what) in [(BARE, "for munmap alone"), (BARE_FLAGS, "that reads mmap's flags")] {
+            let figure = format!("plain mmap by {by}, beyond native, a filter {what}");
+            floor(rows, sources, work, who, &figure);
+        }
     }
 }
 
-/// What a filter costs that has nothing to say of the call.
-fn floor(rows: &mut Vec<Row>, sources: &Sources, work: &str, what: &str) {
-    let cell = sources.bench.as_ref().and_then(|bench| bench.cell(work, None, BARE));
-    let figure = format!("{what}, beyond native, a filter for munmap alone");
-    rows.push(Row::told(figure.clone(), Unit::Nanoseconds).spread(cell.and_then(|cell| cell.extra)));
+/// What a filter costs that lets the call go.
+fn floor(rows: &mut Vec<Row>, sources: &Sources, work: &str, who: &str, figure: &str) {
+    let cell = sources.bench.as_ref().and_then(|bench| bench.cell(work, None, who));
+    rows.push(Row::told(figure, Unit::Nanoseconds).spread(cell.and_then(|cell| cell.extra)));
     rows.push(
         Row::told(format!("{figure}, guest"), Unit::Instructions)
-            .value(beyond(sources, work, 0, BARE, "native")),
+            .spread(beyond(sources, work, 0, who, "native")),
     );
 }
 
@@ -133,9 +134,23 @@ fn misses(rows: &mut Vec<Row>, sources: &Sources) {
                     Unit::Instructions,
                     450.0,
                 )
-                .value(beyond(sources, work, regions, OURS, "native")),
+                .spread(beyond(sources, work, regions, OURS, "native")),
             );
         }
+        rows.push(
+            Row::told(
+                format!("{work} that hits nothing, without us, where more is mapped elsewhere, beyond native, guest"),
+                Unit::Instructions,
+            )
+            .spread(beyond(sources, work, 0, "crowded", "native")),
+        );
+        let figure = format!("{work}, a filter that lets libc's go by where it comes from");
+        let cell = bench.and_then(|bench| bench.cell(work, Some(0), BARE_GATE));
+        rows.push(Row::told(figure.clone(), Unit::Ratio).spread(cell.and_then(|cell| cell.ratio)));
+        rows.push(
+            Row::told(format!("{figure}, beyond native, guest"), Unit::Instructions)
+                .spread(beyond(sources, work, 0, BARE_GATE, "native")),
+        );
     }
 }
 
@@ -166,7 +181,7 @@ fn told_of_hits(rows: &mut Vec<Row>, sources: &Sources) {
         ("discard", "madvise of a page that is a region"),
     ] {
         let figure = format!("{what}, 10 regions elsewhere, against our module's, guest, instructions");
-        rows.push(Row::told(figure, Unit::Ratio).value(multiple(sources, work, 10, OURS, "kmod")));
+        rows.push(Row::told(figure, Unit::Ratio).spread(multiple(sources, work, 10, OURS, "kmod")));
     }
 }
 
@@ -195,7 +210,7 @@ fn others(rows: &mut Vec<Row>, sources: &Sources) {
                 format!("munmap of a page that nobody watches, {who}, beyond native, guest"),
                 Unit::Instructions,
             )
-            .value(beyond(sources, "munmap", 10, who, "native")),
+            .spread(beyond(sources, "munmap", 10, who, "native")),
         );
     }
     for (bench, placed) in [
@@ -217,7 +232,7 @@ fn others(rows: &mut Vec<Row>, sources: &Sources) {
             "munmap by an instruction, against a supervisor that only lets it go, guest, instructions",
             Unit::Ratio,
         )
-        .value(multiple(sources, "raw-munmap", 10, NET, BARE)),
+        .spread(multiple(sources, "raw-munmap", 10, NET, BARE)),
     );
 }
 
@@ -276,6 +291,12 @@ fn programs(rows: &mut Vec<Row>, sources: &Sources) {
     ] {
         rows.push(Row::at_most(what, Unit::Ratio, limit).spread(picked(bench, ratio, work, None)));
     }
+    let bare = one.and_then(|one| one.cell("exec-bare", None, BARE_EXEC)?.ratio);
+    let figure = "fork and exec of true, one processor, a supervisor that only lets the same calls go";
+    rows.push(Row::told(figure, Unit::Ratio).spread(bare));
+    let bare = one.and_then(|one| one.paired("exec-bare", None, OURS, BARE_EXEC));
+    let figure = "fork and exec of true without our library, one processor, against a supervisor that only lets the same calls go";
+    rows.push(Row::told(figure, Unit::Ratio).spread(bare));
     for (what, work, bench) in [
         ("fork and exec of true with our library, one processor", "exec", one),
         ("fork and exec of true with our library", "exec", free),
@@ -285,10 +306,27 @@ fn programs(rows: &mut Vec<Row>, sources: &Sources) {
     ] {
         rows.push(Row::told(what, Unit::Ratio).spread(picked(bench, ratio, work, None)));
     }
-    rows.push(
-        Row::told("a thread made and joined, guest, instructions", Unit::Ratio)
-            .value(multiple(sources, "thread", 0, OURS, "native")),
-    );
+    for (what, work, who, whom) in [
+        ("a thread made and joined", "thread", OURS, "native"),
+        ("fork and exec of true without our library", "exec-bare", OURS, "native"),
+        (
+            "fork and exec of true, a supervisor that only lets the same calls go",
+            "exec-bare",
+            BARE_EXEC,
+            "native",
+        ),
+        (
+            "fork and exec of true without our library, against a supervisor that only lets the same calls go",
+            "exec-bare",
+            OURS,
+            BARE_EXEC,
+        ),
+    ] {
+        rows.push(
+            Row::told(format!("{what}, guest, instructions"), Unit::Ratio)
+                .spread(multiple(sources, work, 0, who, whom)),
+        );
+    }
     let number = |name: String| sources.numbers.as_ref()?.get(&name).copied();
     for who in [NET, OURS] {
         for (work, what) in [("exec", "with"), ("exec-bare", "without")] {
@@ -307,13 +345,19 @@ fn guest(rows: &mut Vec<Row>, sources: &Sources) {
     for (work, what) in
         [("register", "register"), ("unregister", "unregister"), ("events-1", "read of an event and LAST")]
     {
-        let theirs = instructions(sources, work, 10, "kmod");
+        let theirs = instructions(sources, work, 10, "kmod").map(|theirs| theirs.median);
         rows.push(Row {
             limit: theirs,
             below: true,
-            ..Row::told(format!("{what}, against our module's, guest"), Unit::Instructions)
-                .value(theirs.and(instructions(sources, work, 10, OURS)))
+            ..Row::told(format!("{what} by the Rust client, against our module's, guest"), Unit::Instructions)
+                .spread(theirs.and_then(|_| instructions(sources, work, 10, OURS)))
         });
+        for who in [OURS, "kmod"] {
+            rows.push(
+                Row::told(format!("{what} by a system call, {who}, guest"), Unit::Instructions)
+                    .spread(instructions(sources, &format!("{work}-call"), 10, who)),
+            );
+        }
     }
     for (work, what) in [("munmap", "that hits nothing"), ("hit", "of a page that is a region")] {
         for (regions, limit) in [(10, 1.10), (1_000, 1.15), (MILLION, 1.15)] {
@@ -322,7 +366,7 @@ fn guest(rows: &mut Vec<Row>, sources: &Sources) {
             );
             rows.push(
                 Row::at_most(figure, Unit::Ratio, limit)
-                    .value(multiple(sources, work, regions, OURS, "kmod")),
+                    .spread(multiple(sources, work, regions, OURS, "kmod")),
             );
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// All that there is. What is missing wasn't measured.
 #[derive(Debug, Default, Serialize)]
@@ -92,8 +92,13 @@ pub struct Count {
     pub contender: String,
     pub work: String,
     pub regions: Option<u64>,
-    pub least: u64,
-    pub median: u64,
+    /// In each layout of the mappings around, in the same order for every contender.
+    #[serde(serialize_with = "the_median")]
+    pub layouts: Vec<f64>,
+}
+
+fn the_median<S: Serializer>(layouts: &[f64], to: S) -> Result<S::Ok, S::Error> {
+    Spread::of_median(layouts.to_vec()).serialize(to)
 }
 
 /// A line of the engine's example `figures`.
@@ -112,6 +117,15 @@ impl Spread {
         let last = values.len().checked_sub(1)?;
         let at = |quarters: usize| values[last * quarters / 4];
         Some(Self { least: at(0), lower: at(1), median: at(2), upper: at(3), most: at(4) })
+    }
+
+    /// The same, but lower and upper are where the median of more of them would lie, with a confidence of 95 %: by ranks,
+    /// n/2 +- sqrt(n), whatever their distribution.
+    pub fn of_median(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        let (last, off) = (values.len().checked_sub(1)?, (values.len() as f64).sqrt().round() as usize);
+        let (lower, upper) = ((last / 2).saturating_sub(off), (last / 2 + off).min(last));
+        Some(Self { lower: values[lower], upper: values[upper], ..Self::of(values)? })
     }
 }
 
@@ -142,10 +156,22 @@ impl Bench {
 
 impl Guest {
     /// What was counted of a contender, among so many regions where it has any.
-    pub fn count(&self, work: &str, regions: u64, contender: &str) -> Option<&Count> {
+    pub fn layouts(&self, work: &str, regions: u64, contender: &str) -> Option<&[f64]> {
         let fits = |count: &&Count| count.work == work && count.contender == contender;
         let mut fitting = self.counts.iter().filter(fits);
-        fitting.find(|count| count.regions.is_none_or(|n| n == regions))
+        Some(&fitting.find(|count| count.regions.is_none_or(|n| n == regions))?.layouts)
+    }
+
+    /// One contender's instructions held against another's, layout by layout.
+    pub fn paired(
+        &self,
+        work: &str,
+        regions: u64,
+        [who, whom]: [&str; 2],
+        held: fn(f64, f64) -> f64,
+    ) -> Option<Spread> {
+        let (ours, theirs) = (self.layouts(work, regions, who)?, self.layouts(work, regions, whom)?);
+        Spread::of_median(ours.iter().zip(theirs).map(|(ours, theirs)| held(*ours, *theirs)).collect())
     }
 }
 
@@ -188,6 +214,16 @@ mod tests {
         let line = |regions, what: &str, median| EngineLine { regions, what: what.into(), median };
         let expected = [line(10, "record, miss far away", 2.3), line(1_000_000, "look, miss far away", 2.4)];
         assert_eq!(engine_lines(text), expected);
+    }
+
+    #[test]
+    fn a_median_is_known_the_better_the_more_there_are() {
+        let spread = |values: u32| Spread::of_median((0..values).map(f64::from).collect());
+        let of = |lower, median, upper, most| Some(Spread { least: 0.0, lower, median, upper, most });
+        assert_eq!(spread(0), None);
+        assert_eq!(spread(1), of(0.0, 0.0, 0.0, 0.0));
+        assert_eq!(spread(9), of(1.0, 4.0, 7.0, 8.0));
+        assert_eq!(spread(101), of(40.0, 50.0, 60.0, 100.0));
     }
 
     #[test]
