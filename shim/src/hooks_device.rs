@@ -3,6 +3,7 @@
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 
 use crate::memory::Target;
+use crate::real::Next;
 use crate::{device, inline, next, sys, table};
 
 /// What the hook returns for a result of the device.
@@ -49,15 +50,35 @@ fn vector(parts: *const libc::iovec, count: c_int) -> Target {
     Target::Vector(parts, usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-/// read(2).
+type Read = unsafe extern "C" fn(c_int, *mut c_void, usize) -> isize;
+static READ: Next = Next::new(c"read");
+
+/// read(2). Programs call it most of all; on what is known to be no device it costs few instructions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
+    if table::is_known(fd)
+        && let Some(next) = READ.found()
+    {
+        // SAFETY: libc's function, or another hook's, with the application's own arguments.
+        return unsafe { core::mem::transmute::<usize, Read>(next)(fd, buffer, len) };
+    }
+    // SAFETY: the application's own arguments.
+    unsafe { read_perhaps(fd, buffer, len) }
+}
+
+#[inline(never)]
+unsafe extern "C" fn read_perhaps(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
     if let Some(result) = read_ours(fd, Target::Buffer(buffer, len)) {
         return result;
     }
-    next!(c"read" as fn(c_int, *mut c_void, usize) -> isize; (fd, buffer, len);
+    match READ.get() {
+        // SAFETY: as above.
+        Some(next) => unsafe { core::mem::transmute::<usize, Read>(next)(fd, buffer, len) },
         // SAFETY: the application's own arguments.
-        sys::libc_result(unsafe { sys::call(libc::SYS_read, fd as usize, buffer as usize, len, 0, 0, 0) }))
+        None => {
+            sys::libc_result(unsafe { sys::call(libc::SYS_read, fd as usize, buffer as usize, len, 0, 0, 0) })
+        }
+    }
 }
 
 /// read(2) as _FORTIFY_SOURCE calls it.

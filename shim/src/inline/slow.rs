@@ -42,9 +42,9 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
     let only = if frame.looked.count == 1 { known.clone().next() } else { None };
     if ours
         && let Some((n, engine)) = only
-        && let Some(recorded) = engine.record_known(range)
+        && let Some(done) = engine.record_known(range)
     {
-        expect_bell(frame, n, engine, recorded);
+        recorded(frame, n, engine, done);
         return GATE;
     }
     let is_mapped = || {
@@ -56,7 +56,7 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
         return TRAP;
     }
     for (n, engine) in known {
-        expect_bell(frame, n, engine, engine.record(range));
+        recorded(frame, n, engine, engine.record(range));
     }
     GATE
 }
@@ -70,9 +70,13 @@ fn clone3([arguments, size, ..]: [u64; 6]) -> u32 {
     if shares_memory(flags) { TASK } else { PASS }
 }
 
-/// Whether a byte is to be written for what was recorded in context `n`.
-fn expect_bell(frame: &mut Frame, n: u32, engine: Engine, recorded: Recorded) {
-    if recorded != Recorded::Missed && engine.wants_bell() {
+/// Sees to what is due for what was recorded in context `n`: whether a byte is to be written.
+fn recorded(frame: &mut Frame, n: u32, engine: Engine, done: Recorded) {
+    if done == Recorded::Missed {
+        return;
+    }
+    engine.look_ahead();
+    if engine.wants_bell() {
         // Without `block`: bytes were taken out in between.
         block(frame);
         frame.looked.ring |= 1 << n;
