@@ -71,14 +71,13 @@ unsafe extern "C" fn read_perhaps(fd: c_int, buffer: *mut c_void, len: usize) ->
     if let Some(result) = read_ours(fd, Target::Buffer(buffer, len)) {
         return result;
     }
-    match READ.get() {
-        // SAFETY: as above.
-        Some(next) => unsafe { core::mem::transmute::<usize, Read>(next)(fd, buffer, len) },
+    let Some(next) = READ.get() else {
         // SAFETY: the application's own arguments.
-        None => {
-            sys::libc_result(unsafe { sys::call(libc::SYS_read, fd as usize, buffer as usize, len, 0, 0, 0) })
-        }
-    }
+        let result = unsafe { sys::call(libc::SYS_read, fd as usize, buffer as usize, len, 0, 0, 0) };
+        return sys::libc_result(result);
+    };
+    // SAFETY: as in `read`.
+    unsafe { core::mem::transmute::<usize, Read>(next)(fd, buffer, len) }
 }
 
 /// read(2) as _FORTIFY_SOURCE calls it.
