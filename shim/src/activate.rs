@@ -65,7 +65,7 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
         }
         errno => refused(errno, 0),
     })?;
-    let [calls, tasks] = if layers.inline { inline::offer() } else { [0; 2] };
+    let [calls, tasks] = inline::offer(layers.inline);
     let ask = |connection: &Connection, fresh: bool, scratch: &mut Scratch| {
         let args = [flags as u32 as u64, u64::from(fresh), calls, tasks, 0, 0];
         connection.ask(Op::Open, args, None, &mut scratch.reply)
@@ -101,7 +101,7 @@ pub fn open(flags: c_int) -> Result<c_int, c_int> {
     }
     // A tracer stops the patched calls as well.
     if opened.inline && !traced {
-        inline::patch(&connection);
+        inline::patch(&connection, layers.inline);
     }
     table::activate();
     table::note(opened.device.get(), &opened.ticket);

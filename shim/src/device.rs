@@ -126,7 +126,8 @@ pub fn register_here(
 ) -> Result<(), Refusal> {
     engine.mark_used();
     // The look at what is mapped is due at the first hit, in the midst of a munmap, if it isn't taken here.
-    let mapped = engine.opener_records() && !range.is_empty() && sys::is_mapped(range);
+    let ahead = engine.opener_records() && !range.is_empty() && engine.looks_ahead();
+    let mapped = ahead && sys::is_mapped(range);
     let counter = engine.counter();
     let done = if mapped {
         engine.register_mapped(host, range, cookie)

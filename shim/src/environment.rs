@@ -45,11 +45,22 @@ pub enum Net {
     None,
 }
 
+/// Whether libc's own calls are looked at in the process.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Inline {
+    /// No.
+    Off,
+    /// Where that can be had.
+    Welcome,
+    /// They are to be: it is said if it can't be had.
+    Wanted,
+}
+
 /// The layers of a process, as `emulator/src/trap/layers.rs` reads them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Layers {
-    /// libc's own calls are looked at in the process.
-    pub inline: bool,
+    /// See there.
+    pub inline: Inline,
     /// What traps all others.
     pub net: Net,
 }
@@ -81,11 +92,12 @@ pub fn layers() -> Result<Layers, &'static [u8]> {
         }
         net = Some(named);
     }
-    match net {
-        None if fault && !inline => Ok(Layers { inline, net: Net::None }),
-        None => Err(list),
-        Some(Net::Trace) if inline => Err(list),
-        Some(net) => Ok(Layers { inline, net }),
+    match (net, inline) {
+        (None, false) if fault => Ok(Layers { inline: Inline::Off, net: Net::None }),
+        (None, _) | (Some(Net::Trace), true) => Err(list),
+        (Some(net), true) => Ok(Layers { inline: Inline::Wanted, net }),
+        (Some(Net::Auto), false) => Ok(Layers { inline: Inline::Welcome, net: Net::Auto }),
+        (Some(net), false) => Ok(Layers { inline: Inline::Off, net }),
     }
 }
 

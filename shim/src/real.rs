@@ -50,6 +50,13 @@ impl Next {
         }
     }
 
+    /// The same if it has been found before.
+    #[inline(always)]
+    pub fn found(&self) -> Option<usize> {
+        let address = self.address.load(Ordering::Relaxed);
+        (address > MISSING).then_some(address)
+    }
+
     #[cold]
     #[inline(never)]
     fn resolve(&self) -> Option<usize> {

@@ -50,7 +50,13 @@ fn entry(fd: c_int) -> Option<&'static AtomicU16> {
 /// True if the descriptor surely isn't the device.
 #[inline(always)]
 pub fn is_foreign(fd: c_int) -> bool {
-    is_idle() || fd < 0 || entry(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == NOT_OURS)
+    is_idle() || fd < 0 || is_known(fd)
+}
+
+/// True if it is something else, by one look.
+#[inline(always)]
+pub fn is_known(fd: c_int) -> bool {
+    entry(fd).is_some_and(|entry| entry.load(Ordering::Relaxed) == NOT_OURS)
 }
 
 fn set(fd: c_int, value: u16) {

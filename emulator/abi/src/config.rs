@@ -2,8 +2,8 @@
 
 /// `auto` (default), `kmod` or `emulated`: which backend an open of the device gets.
 pub const ENV_BACKEND: &str = "UMMUNOTIFY_BACKEND";
-/// Which layers trap, separated by commas: `auto` (default: notify if it can be had, else trace), `notify` or `trace`;
-/// and `inline` before one of the first two.
+/// Which layers trap, separated by commas: `auto` (default: notify, with inline where that can be had, or trace if notify
+/// can't), `notify` or `trace`; and `inline` before one of the first two.
 pub const ENV_TRAP: &str = "UMMUNOTIFY_TRAP";
 /// `watch` (default) or `deny`: what is done when a process sets up an io_uring ring.
 pub const ENV_IO_URING: &str = "UMMUNOTIFY_IO_URING";

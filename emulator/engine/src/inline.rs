@@ -18,6 +18,9 @@ use crate::{Begin, Engine};
 /// Where in an arena the word lies that [`Look::unmoved`] looks at.
 pub const EPOCH: usize = core::mem::offset_of!(ummunotify_abi::arena::Header, epoch);
 
+/// How many registrations look in vain before the next ones don't.
+const VAIN_LOOKS: u32 = 64;
+
 /// Who records what the opener's threads do.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,6 +98,28 @@ impl Engine {
     /// True if they may record a hit as well. To be asked after [`Look::opener_looks`].
     pub fn opener_records(&self) -> bool {
         self.arena.header().recorder.load(Acquire) == OPENER_RECORDS
+    }
+
+    /// Whether a registration is to look if its region is mapped ([`Engine::register_mapped`]). It spares the first hit that
+    /// look, if the opener's threads record it, and is in vain if they don't: where regions come and go without being
+    /// hit so, only the first 64 look. Either way is right.
+    pub fn looks_ahead(&self) -> bool {
+        let vain = &self.arena.header().vain_looks;
+        let looks = vain.load(Relaxed);
+        if looks >= VAIN_LOOKS {
+            return false;
+        }
+        vain.store(looks + 1, Relaxed);
+        true
+    }
+
+    /// Notes that one of the opener's threads has recorded a hit: looking ahead is worth it. Rarely writes.
+    #[inline]
+    pub fn look_ahead(&self) {
+        let vain = &self.arena.header().vain_looks;
+        if vain.load(Relaxed) > VAIN_LOOKS / 2 {
+            vain.store(0, Relaxed);
+        }
     }
 
     /// True once the context's descriptors and counter mappings are gone.

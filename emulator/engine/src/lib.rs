@@ -164,7 +164,8 @@ impl Engine {
     }
 
     /// [`Engine::record`] if something is [known to be mapped](Engine::is_known_mapped) there, by one look for both; `None`,
-    /// and nothing is recorded, if not. What is registered after the look isn't hit: [`Engine::end`] does that.
+    /// and nothing is recorded, if not, or if more than eight regions may be hit. What is registered after the look isn't
+    /// hit: [`Engine::end`] does that. Of the processor's vector registers only the low halves of the first 16 are used.
     pub fn record_known(&self, range: PageRange) -> Option<Recorded> {
         record::sweep_known(&self.arena, range)
     }

@@ -93,9 +93,10 @@ fn settled<T>(arena: &Arena, mut look: impl FnMut() -> Result<T, Unknown>) -> Re
 
 /// Whether `range` hits a region.
 ///
-/// One way down the tree: among the entries of a node that start before the range's end, all but the last hold
-/// nothing that starts later, so that an end behind the range's start decides; the last is gone down to. No array and no copy: the inline layer runs this
-/// where vector registers aren't its own.
+/// One way down the tree: the entries of a node before the first one that ends behind the range's start hold nothing
+/// that hits. If that one starts behind the range's end, neither does any other. Else it hits, provided that the next
+/// one starts before the range's end as well: whatever has its end starts earlier still. If not, it is gone down to.
+/// No array and no copy: the inline layer runs this where vector registers aren't its own.
 #[inline(always)]
 pub(crate) fn exists(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
     settled(arena, || descend(arena, range))
@@ -136,13 +137,16 @@ fn descend(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
         above = level;
         let mut i = 0;
         loop {
-            if i == n || start(node, i) >= range.end {
+            if i == n {
                 return Ok(false);
             }
             if end(node, i) > range.start {
                 break;
             }
             i += 1;
+        }
+        if start(node, i) >= range.end {
+            return Ok(false);
         }
         if level == 0 || i + 1 < n && start(node, i + 1) < range.end {
             return Ok(true);
@@ -190,7 +194,7 @@ fn walk<const N: usize>(
         let mut child = 0;
         while i < n {
             // Most entries lie below, and are stepped over in few instructions.
-            if range.is_some_and(|range| end(node, i) <= range.start && start(node, i) < range.end) {
+            if range.is_some_and(|range| end(node, i) <= range.start) {
                 i += 1;
                 continue;
             }

@@ -166,7 +166,7 @@ fn missed(arena: &Arena, when: When) {
 fn sweep_near(arena: &Arena, range: PageRange, when: When) -> Recorded {
     let mut few = Chunk::<FEW>::new();
     match find(arena, range, None, &mut few) {
-        Ok(()) => sweep_found(arena, range, when, &few),
+        Ok(()) => sweep_found(arena, range, when, &few, |pass| pass.rest(few.last())),
         Err(reason) => everything(arena, reason),
     }
 }
@@ -175,19 +175,26 @@ fn sweep_near(arena: &Arena, range: PageRange, when: When) -> Recorded {
 pub(crate) fn sweep_known(arena: &Arena, range: PageRange) -> Option<Recorded> {
     let mut few = Chunk::<FEW>::new();
     collect(arena, Some(range), None, &mut few).ok()?;
-    few.found()
-        .iter()
-        .any(|found| is_mapped(arena, found))
-        .then(|| sweep_found(arena, range, When::Before, &few))
+    if few.more || !few.found().iter().any(|found| is_mapped(arena, found)) {
+        return None;
+    }
+    Some(sweep_found(arena, range, When::Before, &few, |_| Ok(())))
 }
 
-/// The same once the first regions are found.
-fn sweep_found(arena: &Arena, range: PageRange, when: When, few: &Chunk<FEW>) -> Recorded {
+/// The same once the first regions are found; `rest` is for the others, if there may be more.
+#[inline]
+fn sweep_found(
+    arena: &Arena,
+    range: PageRange,
+    when: When,
+    few: &Chunk<FEW>,
+    rest: impl FnOnce(&mut Pass<'_>) -> Result<(), Reason>,
+) -> Recorded {
     // While everything is invalid, all regions stand queued without hint, but for their ring entries: whoever
     // holds the lock makes these before it adds a region or reads. Nothing to add to that but the counter.
     let covered = arena.header().everything.load(Acquire) != 0;
     let mut pass = Pass { arena, range, when, covered, hit: false, newer: false };
-    let recorded = pass.take(few).and_then(|()| if few.more { pass.rest(few.last()) } else { Ok(()) });
+    let recorded = pass.take(few).and_then(|()| if few.more { rest(&mut pass) } else { Ok(()) });
     if let Err(reason) = recorded {
         return everything(arena, reason);
     }

@@ -78,9 +78,10 @@ struct RunArguments {
     /// auto (the kernel module if it is loaded, else the emulator), kmod or emulated
     #[arg(long, value_name = "BACKEND")]
     backend: Option<Choice>,
-    /// Layers that trap memory operations, separated by commas: auto (notify if it can be had, else trace; and fault once
-    /// the program uses io_uring), notify (seccomp) or trace (ptrace); fault: userfaultfd on what is registered, beside
-    /// them or alone; inline, with notify: libc's own calls are looked at in the process and trapped only if need be
+    /// Layers that trap memory operations, separated by commas: auto (notify, with inline where that can be had, or trace if
+    /// notify can't; and fault once the program uses io_uring), notify (seccomp) or trace (ptrace); fault: userfaultfd on
+    /// what is registered, beside them or alone; inline, with notify: libc's own calls are looked at in the process and
+    /// trapped only if need be
     #[arg(long, value_name = "LAYERS")]
     trap: Option<String>,
     /// What is done when the program sets up a ring: watch, or deny (io_uring_setup answers EPERM) [default: watch]

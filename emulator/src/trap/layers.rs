@@ -11,7 +11,7 @@ use crate::coverage::Layer;
 /// The layer on which everything rests: it stops a call wherever it is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Net {
-    /// Notify if it can be had, else trace.
+    /// Notify if it can be had, with the inline layer if that can, else trace.
     #[default]
     Auto,
     /// A seccomp filter with a listener.
@@ -53,14 +53,20 @@ pub enum FaultLayer {
 }
 
 /// A set of layers that can work together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layers {
-    /// libc's own calls are looked at in the process and trapped only if need be.
+    /// libc's own calls are looked at in the process and trapped only if need be. With [`Net::Auto`] where it can be had.
     pub inline: bool,
     /// What traps all others.
     pub net: Net,
     /// userfaultfd on registered ranges.
     pub fault: FaultLayer,
+}
+
+impl Default for Layers {
+    fn default() -> Self {
+        Self { inline: true, net: Net::default(), fault: FaultLayer::default() }
+    }
 }
 
 impl Layers {
@@ -78,7 +84,8 @@ impl Layers {
 
 impl fmt::Display for Layers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let inline = self.inline.then_some(Layer::Inline.name());
+        // Which `auto` says by itself.
+        let inline = (self.inline && self.net != Net::Auto).then_some(Layer::Inline.name());
         let net = (self.net != Net::None).then_some(self.net.name());
         let fault = (self.fault == FaultLayer::On).then_some(Layer::Fault.name());
         let names: Vec<_> = inline.into_iter().chain(net).chain(fault).collect();
@@ -133,7 +140,7 @@ impl FromStr for Layers {
             (false, Net::Auto) => FaultLayer::WithRing,
             (false, _) => FaultLayer::Off,
         };
-        Ok(Self { inline, net, fault })
+        Ok(Self { inline: inline || net == Net::Auto, net, fault })
     }
 }
 
@@ -180,14 +187,13 @@ mod tests {
             "trace",
             "fault",
             "inline,notify",
-            "inline,auto",
             "auto,fault",
             "trace,fault",
             "inline,notify,fault",
         ] {
             let layers: Layers = list.parse().unwrap();
             assert_eq!(layers.to_string(), list);
-            assert_eq!(layers.inline, list.contains("inline"));
+            assert_eq!(layers.inline, list.contains("inline") || layers.net == Net::Auto);
             assert_eq!(layers.fault == FaultLayer::On, list.contains("fault"));
             assert_eq!(
                 layers.fault == FaultLayer::WithRing,
@@ -197,6 +203,7 @@ mod tests {
         let layers = Layers { inline: true, net: Net::Notify, fault: FaultLayer::Off };
         assert_eq!("notify,inline,notify".parse(), Ok(layers));
         assert_eq!("auto".parse(), Ok(Layers::default()));
+        assert_eq!("inline,auto".parse(), Ok(Layers::default()));
         let seen = |list: &str| list.parse::<Layers>().unwrap().seen_by();
         assert_eq!(seen("inline,auto"), [Layer::Inline, Layer::Notify, Layer::Fault]);
         assert_eq!(seen("fault"), [Layer::Fault]);

@@ -37,6 +37,7 @@ use ummunotify_abi::wire::Op;
 use ummunotify_inline::{IMAGE_BASE, IMAGE_SPAN};
 
 use crate::door::{Buffer, Connection};
+use crate::environment::Inline;
 use crate::log::{self, Part};
 use crate::sys;
 
@@ -48,8 +49,11 @@ pub use list::{MUNMAP_HITS, add, keep, remove, take_spare};
 static PATCHED: AtomicU32 = AtomicU32::new(0);
 
 /// The addresses of our gates to be offered to the supervisor, that for calls and that for tasks; 0 if this layer
-/// can't work.
-pub fn offer() -> [u64; 2] {
+/// can't work, or isn't to.
+pub fn offer(inline: Inline) -> [u64; 2] {
+    if inline == Inline::Off {
+        return [0; 2];
+    }
     let gates = entry::gates();
     let reason = if !gates.iter().all(|gate| (IMAGE_BASE..IMAGE_BASE + IMAGE_SPAN).contains(gate)) {
         "the library isn't at its address (something else lies there, or it is loaded twice)"
@@ -58,12 +62,14 @@ pub fn offer() -> [u64; 2] {
     } else {
         return gates;
     };
-    log::warning(&[Part::Text("the inline layer isn't used: "), Part::Text(reason)]);
+    if inline == Inline::Wanted {
+        log::warning(&[Part::Text("the inline layer isn't used: "), Part::Text(reason)]);
+    }
     [0; 2]
 }
 
 /// Lets the supervisor patch the sites, unless that was done. A failure leaves the traps.
-pub fn patch(connection: &Connection) {
+pub fn patch(connection: &Connection, inline: Inline) {
     if PATCHED.swap(1, Ordering::AcqRel) != 0 {
         return;
     }
@@ -74,10 +80,12 @@ pub fn patch(connection: &Connection) {
         Ok(_) => {}
         Err(errno) => {
             PATCHED.store(0, Ordering::Release);
-            log::warning(&[
-                Part::Text("the inline layer isn't used: patching this process failed with "),
-                Part::Errno(errno),
-            ]);
+            if inline == Inline::Wanted {
+                log::warning(&[
+                    Part::Text("the inline layer isn't used: patching this process failed with "),
+                    Part::Errno(errno),
+                ]);
+            }
         }
     }
 }

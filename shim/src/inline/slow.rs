@@ -1,17 +1,34 @@
 //! Calls that hit, calls that make tasks and programs, and whatever else the fast path leaves. The application's vector
-//! registers are saved.
+//! registers are saved: before [`hit`] what code for any x86-64 processor uses, before the others all that there are.
 
 use ummunotify_abi::PageRange;
 use ummunotify_engine::{Begin, Engine, Recorded};
 use ummunotify_inline::{nr, shares_memory};
 
-use super::fast::{Frame, GATE, PASS, TASK, TRAP};
+use super::fast::{Frame, GATE, PASS, SLOW, TASK, TRAP};
 use super::list::Entry;
 use super::ring;
 use crate::owner::PAGE;
 use crate::{context, owner, sys};
 
-/// Decides how a call is made that [`super::fast::begin`] couldn't decide on.
+/// Records what a munmap hits, where nothing but that is to be done; else leaves it to [`begin`]. Calls nothing of libc,
+/// which may use more registers than were saved (`tests/tests/inline.rs` reads the disassembly).
+pub extern "C" fn hit(frame: &mut Frame) -> u32 {
+    let list = &PAGE.list;
+    let range = frame.ranges[0];
+    if frame.looked.count != 1 || !list.records_munmap(range) {
+        return SLOW;
+    }
+    let Some(engine) = list.entry(0).and_then(Entry::engine) else { return SLOW };
+    if !engine.opener_records() || engine.wants_bell() {
+        return SLOW;
+    }
+    let Some(done) = engine.record_known(range) else { return SLOW };
+    recorded(frame, 0, engine, done);
+    GATE
+}
+
+/// Decides how a call is made that neither [`super::fast::begin`] nor [`hit`] could decide on.
 pub extern "C" fn begin(frame: &mut Frame) -> u32 {
     match frame.number as u32 {
         nr::CLONE3 => return clone3(frame.args),
@@ -42,9 +59,9 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
     let only = if frame.looked.count == 1 { known.clone().next() } else { None };
     if ours
         && let Some((n, engine)) = only
-        && let Some(recorded) = engine.record_known(range)
+        && let Some(done) = engine.record_known(range)
     {
-        expect_bell(frame, n, engine, recorded);
+        recorded(frame, n, engine, done);
         return GATE;
     }
     let is_mapped = || {
@@ -56,7 +73,7 @@ pub extern "C" fn begin(frame: &mut Frame) -> u32 {
         return TRAP;
     }
     for (n, engine) in known {
-        expect_bell(frame, n, engine, engine.record(range));
+        recorded(frame, n, engine, engine.record(range));
     }
     GATE
 }
@@ -70,9 +87,13 @@ fn clone3([arguments, size, ..]: [u64; 6]) -> u32 {
     if shares_memory(flags) { TASK } else { PASS }
 }
 
-/// Whether a byte is to be written for what was recorded in context `n`.
-fn expect_bell(frame: &mut Frame, n: u32, engine: Engine, recorded: Recorded) {
-    if recorded != Recorded::Missed && engine.wants_bell() {
+/// Sees to what is due for what was recorded in context `n`: whether a byte is to be written.
+fn recorded(frame: &mut Frame, n: u32, engine: Engine, done: Recorded) {
+    if done == Recorded::Missed {
+        return;
+    }
+    engine.look_ahead();
+    if engine.wants_bell() {
         // Without `block`: bytes were taken out in between.
         block(frame);
         frame.looked.ring |= 1 << n;

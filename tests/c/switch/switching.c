@@ -501,14 +501,25 @@ static void *computer_main(void *argument)
 	return NULL;
 }
 
+/* Not libc's, which isn't trapped by every layer. */
+static long raw_munmap(void *start, size_t length)
+{
+	long answer;
+
+	__asm__ volatile("syscall" : "=a"(answer) : "0"((long)SYS_munmap), "D"(start), "S"(length)
+			 : "rcx", "r11", "memory");
+	return answer;
+}
+
 /* The death of the supervisor is the same on the module as elsewhere: everything is invalid, once; then EIO. */
 static void expect_death(struct client *client)
 {
 	struct ummunotify_event events[4];
 	ssize_t got;
+	long answer = raw_munmap(map_pages(1), PAGE);
 
-	if (munmap(map_pages(1), PAGE) == 0 || errno != ENOSYS)
-		fail("munmap without a supervisor: %s", strerror(errno));
+	if (answer != -ENOSYS)
+		fail("munmap without a supervisor: %ld", answer);
 	take(client);
 	if (!client->inval_seen || client->seen != *client->counter)
 		fail("not everything was reported");

@@ -508,3 +508,18 @@ fn what_was_mapped_is_known_to_be_until_something_hits_it() {
     let _ = read(&engine, 128);
     assert!(!known(50, 51));
 }
+
+#[test]
+fn registrations_look_ahead_while_hits_come() {
+    let (_memory, engine) = context(&[]);
+    let looks = |times| (0..times).filter(|_| engine.looks_ahead()).count();
+    assert_eq!(looks(1000), 64, "nothing is hit");
+    engine.look_ahead();
+    assert_eq!(looks(50), 50);
+    engine.look_ahead();
+    assert_eq!(looks(1000), 64);
+    for _ in 0..1000 {
+        engine.look_ahead();
+        assert_eq!(looks(30), 30, "a hit in 30 is enough");
+    }
+}
