@@ -359,6 +359,13 @@ fn guest(rows: &mut Vec<Row>, sources: &Sources) {
             );
         }
     }
+    rows.push(
+        Row::told(
+            format!("register by the Rust client while regions are hit (looks whether they are mapped), {OURS}, guest"),
+            Unit::Instructions,
+        )
+        .spread(instructions(sources, "register-hit", 10, OURS)),
+    );
     for (work, what) in [("munmap", "that hits nothing"), ("hit", "of a page that is a region")] {
         for (regions, limit) in [(10, 1.10), (1_000, 1.15), (MILLION, 1.15)] {
             let figure = format!(
