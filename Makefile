@@ -155,7 +155,7 @@ test: rust install-deps
 	    stage 'the kernel module in a guest'; \
 	    $(MAKE) -C kmod-compat guest-test 2>&1 | tee $(TARGET)/guest.log || failed+=' guest'; \
 	    stage 'the module as judge of the emulator'; \
-	    { GUEST_TIMEOUT=700 tests/guest/conformance.sh walk rules differential switch verbs || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
+	    { GUEST_TIMEOUT=700 LAYERS=inline,notify tests/guest/conformance.sh walk rules differential switch verbs || [ $$? -eq 77 ]; } 2>&1 | tee -a $(TARGET)/guest.log || failed+=' conformance'; \
 	    grep -oh 'SKIPPED.*' $(TARGET)/guest.log >> $(SKIPS) || true; \
 	    counts+=$$(sed -nE 's/^(conformance: )?([0-9]+) passed, ([0-9]+) failed, [0-9]+ skipped$$/ \2 \3/p' \
 	        $(TARGET)/guest.log | tr -d '\n'); \
@@ -255,7 +255,7 @@ report: release peers
 # Without a guest: skipped, which isn't failed.
 conformance: release
 	cargo build --release -p ummunotify --example switch_itself
-	LAYERS="$${LAYERS:-notify trace}" UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
+	LAYERS="$${LAYERS:-notify inline,notify trace}" UMMUNOTIFY=$(TARGET)/release/ummunotify tests/guest/conformance.sh || [ $$? -eq 77 ]
 
 differential: release
 	UMMUNOTIFY=$(TARGET)/release/ummunotify DIFFERENTIAL_STEPS=$(DIFFERENTIAL_STEPS) GUEST_TIMEOUT=3000 \
