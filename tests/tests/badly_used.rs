@@ -375,9 +375,12 @@ fn doctor_names_another_layer_than_an_open_gets() {
         assert_eq!(outcome.code(), Some(code), "{how}: {outcome}");
         let expected = format!("\"layer\": {layer}, \"filter\": {filter}, \"lost\": [{lost}], ");
         assert!(outcome.stdout.contains(&expected), "{how}: expected {expected}: {outcome}");
+        let inline = layer == "\"notify\"";
+        assert!(outcome.stdout.contains(&format!("\"inline\": {inline}, ")), "{how}: {outcome}");
         let outcome = confined().arg("doctor").limit(LIMIT).run();
         assert_eq!(outcome.code(), Some(code), "{how}: {outcome}");
         let verdict = match layer {
+            _ if inline => "with the emulator, layer inline,notify.".to_owned(),
             "null" => "doesn't work here. Missing: listener".to_owned(),
             layer => format!("with the emulator, layer {}.", layer.trim_matches('"')),
         };

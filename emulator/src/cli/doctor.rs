@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::process::{Command, Stdio};
 
 use ummunotify::available::{self, try_trace, yama_scope};
 use ummunotify::backend::{Backend as _, Kmod, Obstacle};
@@ -16,7 +17,7 @@ use super::{DoctorArguments, EXIT_USAGE, Failure};
 use ummunotify_sys::uffd::{Memory, Way};
 
 /// Column at which the answers begin.
-const ANSWERS: usize = 58;
+const ANSWERS: usize = 64;
 
 /// Prints the report; 0 if `ummunotify run` works here, else 1.
 pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
@@ -30,8 +31,13 @@ pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
         coverage(&layers.seen_by(), &mut io::stdout().lock())?;
         return Ok(0);
     }
-    let mut report =
-        Report { out: io::stdout().lock(), missing: Vec::new(), notify: Vec::new(), trace: None };
+    let mut report = Report {
+        out: io::stdout().lock(),
+        missing: Vec::new(),
+        notify: Vec::new(),
+        trace: None,
+        inline: false,
+    };
     report.line(
         "Each line was tried just now, in a process of its own; `since` is the kernel that brought it.\n",
     )?;
@@ -40,6 +46,7 @@ pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
     report.trace_layer()?;
     report.supervisor()?;
     report.library()?;
+    report.inline_layer()?;
     let watched = report.fault_layer()?;
     report.other_layers(watched)?;
     // Without userfaultfd the gap is back.
@@ -47,9 +54,9 @@ pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
     Ok(report.verdict(module)?)
 }
 
-/// What `run` would use here: backend, layer, whether a filter picks the calls, whether userfaultfd is there for rings
-/// (and whether rings are), what the emulator doesn't see with these, and what of that is on account of this host alone,
-/// since a better layer can't be had.
+/// What `run` would use here: backend, layer, whether a filter picks the calls, whether libc's are looked at in the process,
+/// whether userfaultfd is there for rings (and whether rings are), what the emulator doesn't see with these, and what of
+/// that is on account of this host alone, since a better layer can't be had.
 fn json(out: &mut impl Write) -> io::Result<i32> {
     let module = Kmod.check().is_ok();
     let net = available::check(Net::Auto).ok();
@@ -63,6 +70,7 @@ fn json(out: &mut impl Write) -> io::Result<i32> {
     let unseen = ROWS.iter().filter(|row| is_unseen(&layers, row)).map(|row| row.key);
     let gaps = || GAPS.iter().filter(|gap| layer.is_none_or(|layer| gap.is_of(layer)));
     // Keys are plain words: nothing in them needs an escape.
+    let inline = layer == Some(Layer::Notify) && try_inline().is_ok();
     let list = |keys: &mut dyn Iterator<Item = &str>| -> String {
         keys.map(|key| word(Some(key))).collect::<Vec<_>>().join(", ")
     };
@@ -72,7 +80,7 @@ fn json(out: &mut impl Write) -> io::Result<i32> {
     let lost = lost.chain(unwatched.filter(|_| layer.is_some()).map(|row| row.key));
     writeln!(
         out,
-        "{{\"backend\": {}, \"layer\": {}, \"filter\": {}, \"lost\": [{}], \"fault\": {fault}, \"io_uring\": {rings}, \
+        "{{\"backend\": {}, \"layer\": {}, \"filter\": {}, \"lost\": [{}], \"inline\": {inline}, \"fault\": {fault}, \"io_uring\": {rings}, \
          \"unseen\": [{}]}}",
         word(backend),
         word(layer.map(Layer::name)),
@@ -98,6 +106,30 @@ struct Report<W> {
     notify: Vec<&'static str>,
     /// Why the trace layer can't be had.
     trace: Option<Obstacle>,
+    /// The inline layer can be had with notify.
+    inline: bool,
+}
+
+/// Has a process of this program open the device so; the library says on standard error what is in the way.
+fn try_inline() -> Result<(), String> {
+    let binary = own_path().map_err(|e| format!("{e:#}"))?;
+    let mut command = Command::new(&binary);
+    command
+        .args(["run", "--backend", "emulated", "--trap", "inline,notify", "--log", "warn", "--"])
+        .arg(&binary);
+    let output = command
+        .args(["bench", "--worker", "device"])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| e.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() && said.is_empty() { Ok(()) } else { Err(complaint(&said).to_owned()) }
+}
+
+/// Of what the library said the reason.
+fn complaint(said: &str) -> &str {
+    let last = said.trim_end().lines().next_back().unwrap_or("it ended and said nothing");
+    last.split_once("the inline layer isn't used: ").map_or(last, |(_, why)| why)
 }
 
 impl<W: Write> Report<W> {
@@ -205,6 +237,20 @@ impl<W: Write> Report<W> {
         }
     }
 
+    fn inline_layer(&mut self) -> io::Result<()> {
+        self.line("\ninline: libc's own calls are looked at in the process, with notify as the net")?;
+        let answer = if self.missing.is_empty() && self.notify.is_empty() {
+            try_inline()
+        } else {
+            Err("notify can't be had".to_owned())
+        };
+        self.inline = answer.is_ok();
+        self.probe(
+            "open the device with libc's calls patched",
+            answer.err().map_or_else(|| "yes".to_owned(), |why| format!("no: {why}")),
+        )
+    }
+
     /// True if the layer can be had.
     fn fault_layer(&mut self) -> io::Result<bool> {
         self.line(
@@ -287,6 +333,7 @@ impl<W: Write> Report<W> {
     /// The layer that would be used, if one can be.
     fn layer(&self) -> Option<&'static str> {
         match (self.missing.is_empty(), self.notify.is_empty(), &self.trace) {
+            (true, true, _) if self.inline => Some("inline,notify"),
             (true, true, _) => Some("notify"),
             (true, false, None) => Some("trace"),
             _ => None,
@@ -325,16 +372,18 @@ mod tests {
     use nix::errno::Errno;
 
     fn report(missing: Vec<&'static str>) -> Report<Vec<u8>> {
-        Report { out: Vec::new(), missing, notify: Vec::new(), trace: None }
+        Report { out: Vec::new(), missing, notify: Vec::new(), trace: None, inline: false }
     }
 
-    /// Without a listener trace is used if it can be had.
+    /// Inline where it can be had; without a listener trace is used if it can be had.
     #[test]
     fn the_layer_is_the_best_that_works() {
         let untraceable = || Obstacle { tried: "ptrace", answer: Errno::EPERM, help: "" };
         let mut both = report(vec![]);
         both.trace = Some(untraceable());
         assert_eq!(both.layer(), Some("notify"));
+        both.inline = true;
+        assert_eq!(both.layer(), Some("inline,notify"));
         both.notify = vec!["listener"];
         assert_eq!(both.layer(), None);
         assert_eq!(both.verdict(false).unwrap(), 1);
@@ -343,6 +392,14 @@ mod tests {
         trace.notify = vec!["listener"];
         assert_eq!(trace.layer(), Some("trace"));
         assert_eq!(trace.verdict(false).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_the_library_complains_of_is_told() {
+        let said =
+            "ummunotify: warning: the inline layer isn't used: patching this process failed with EPERM\n";
+        assert_eq!(complaint(said), "patching this process failed with EPERM");
+        assert_eq!(complaint("a\nb\n"), "b");
     }
 
     #[test]
