@@ -5,7 +5,8 @@
 //! handler is installed, and a vfork child, which has dispositions of its own but our memory, disturbs nobody. A stub
 //! jumps to its handler, which finds registers and stack as the kernel made them.
 //!
-//! Left alone: faults, which can't wait, and a function that nobody uses any more (sigvec).
+//! Left alone: faults, which can't wait, and a function that nobody uses any more (sigvec). libc's own signal, by which a
+//! thread is cancelled, is let in by pthread_setcanceltype.
 
 use core::arch::global_asm;
 use core::ffi::{c_int, c_void};
@@ -21,6 +22,9 @@ const STUB: usize = 16;
 
 /// sigset(3): the signal is blocked.
 const SIG_HOLD: libc::sighandler_t = 2;
+
+/// PTHREAD_CANCEL_ASYNCHRONOUS (pthread.h).
+const CANCEL_ASYNCHRONOUS: c_int = 1;
 
 /// The handlers of the stubs, each set once.
 static HANDLERS: [AtomicUsize; STUBS] = [const { AtomicUsize::new(0) }; STUBS];
@@ -338,4 +342,19 @@ signal_hooks! {
     __sysv_signal c"__sysv_signal";
     sysv_signal c"sysv_signal";
     sigset c"sigset";
+}
+
+/// pthread_setcanceltype(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
+    let thread = thread::current();
+    // Before: one that is due already takes the thread at once.
+    if kind == CANCEL_ASYNCHRONOUS {
+        thread.set_cancelled_anywhere(true);
+    }
+    let result = next!(c"pthread_setcanceltype" as fn(c_int, *mut c_int) -> c_int; (kind, old); libc::ENOSYS);
+    if result == 0 && kind != CANCEL_ASYNCHRONOUS {
+        thread.set_cancelled_anywhere(false);
+    }
+    result
 }
