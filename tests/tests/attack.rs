@@ -106,3 +106,16 @@ fn a_twin_takes_a_lock_or_a_time_limit_loses_signals_or_a_cancelled_thread_leave
         }
     }
 }
+
+#[test]
+fn the_smallest_stack_of_a_thread_is_too_small_for_a_call() {
+    let stage = Stage::new();
+    let shallow = stage.client(&Client::program("shallow", &["attack/shallow.c"]));
+    for account in Account::available() {
+        for layers in ["notify", "inline,notify", "trace"] {
+            let outcome = stage.program(Mode::Run, account, &shallow).layers(layers).run();
+            outcome.assert_success();
+            say(&format!("{layers} {account:?}: {}", outcome.stdout.trim_end()));
+        }
+    }
+}
