@@ -1,7 +1,7 @@
 //! Link arguments of the preloadable library.
 
 /// `ummunotify_inline::IMAGE_BASE`: the loader maps an image where it was linked for, if nothing lies there.
-const IMAGE_BASE: &str = "-Wl,--image-base=0x700000000000";
+const IMAGE_BASE: &str = "-Wl,--image-base=0x550000000000";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -74,11 +74,13 @@ pub fn is_abandoned(fd: c_int) -> bool {
 /// Takes that many bytes out.
 fn take(fd: c_int, count: usize) {
     const FEW: usize = 64;
-    if count <= FEW { take_into::<1, FEW>(fd, count) } else { take_into::<64, 1024>(fd, count) }
+    if count <= FEW { take_into::<1, FEW>(fd, count) } else { take_into::<32, 512>(fd, count) }
 }
 
 /// The same by a buffer of `SEGMENT` bytes that `SEGMENTS` parts of a read go into, one over the other. Another reader of
-/// the pipe, in a process that doesn't know the device, could have been faster: nothing here may wait.
+/// the pipe, in a process that doesn't know the device, could have been faster: nothing here may wait. Many a thread's stack
+/// is small.
+#[inline(never)]
 fn take_into<const SEGMENTS: usize, const SEGMENT: usize>(fd: c_int, mut count: usize) {
     let mut buffer = [0u8; SEGMENT];
     let mut parts = [libc::iovec { iov_base: (&raw mut buffer).cast(), iov_len: 0 }; SEGMENTS];

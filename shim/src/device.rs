@@ -361,6 +361,8 @@ pub fn read_here(
 
 /// The records that the supervisor has delivered; `None` if it was kept waiting for the answer whether they arrived:
 /// then they come again.
+#[cold]
+#[inline(never)]
 fn read_there(fd: c_int, ticket: &Ticket, room: usize, target: Target) -> Result<Option<usize>, c_int> {
     let connection = connect(ticket)?;
     let mut buffer = Buffer::<PAGE>::new();

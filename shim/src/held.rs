@@ -64,8 +64,8 @@ pub struct Kept {
     back: usize,
 }
 
-/// Keeps a signal for the end of the section, with all others blocked; the registers to go on with. Null if there is no
-/// room for it.
+/// Keeps a signal for the end of the section; the registers to go on with. Null if there is no room for it. The caller has
+/// all signals blocked, and `mask` is what was blocked before.
 ///
 /// # Safety
 /// The arguments are those of a handler, which was entered with its stack pointer at `frame`.
@@ -75,14 +75,16 @@ pub unsafe fn keep(
     context: *const libc::ucontext_t,
     stub: usize,
     frame: usize,
+    mask: &mut u64,
 ) -> *const libc::ucontext_t {
-    let Some(room) = take_room() else { return core::ptr::null() };
-    let mask = sys::block_signals();
     let thread = thread::current();
     let inner = thread.held.load(Ordering::Relaxed);
     // If that one came to this very stub it has blocked all of them already, but for the two that nobody can.
-    let all = mask | 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) == u64::MAX;
-    let mask = if inner != 0 && all { mask_before(inner) } else { mask };
+    let all = *mask | 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) == u64::MAX;
+    if inner != 0 && all {
+        *mask = mask_before(inner);
+    }
+    let Some(room) = take_room() else { return core::ptr::null() };
     // SAFETY: promised by the caller.
     let (stack, other) =
         unsafe { ((*context).uc_mcontext.gregs[libc::REG_RSP as usize] as usize, &(*context).uc_stack) };
@@ -96,7 +98,6 @@ pub unsafe fn keep(
         // Nobody uses that stack while all signals are blocked.
         (len, kept) = (0, frame);
     } else if len > room + ROOM - place {
-        sys::restore_signals(mask);
         give_room(room);
         return core::ptr::null();
     }
@@ -109,7 +110,7 @@ pub unsafe fn keep(
         information: information - frame,
         signal: signal as usize,
         stub,
-        mask,
+        mask: *mask,
         inner,
     };
     // SAFETY: a room is large enough for both, and this thread's alone.

@@ -5,10 +5,12 @@
 //! handler is installed, and a vfork child, which has dispositions of its own but our memory, disturbs nobody. A stub
 //! jumps to its handler, which finds registers and stack as the kernel made them.
 //!
-//! Left alone: faults, which can't wait, and a function that nobody uses any more (sigvec).
+//! Left alone: faults, which can't wait, and a function that nobody uses any more (sigvec). libc's own signal, by which a
+//! thread is cancelled, is let in by pthread_setcanceltype.
 
 use core::arch::global_asm;
 use core::ffi::{c_int, c_void};
+use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{held, next, section, sys, thread};
@@ -20,6 +22,9 @@ const STUB: usize = 16;
 
 /// sigset(3): the signal is blocked.
 const SIG_HOLD: libc::sighandler_t = 2;
+
+/// PTHREAD_CANCEL_ASYNCHRONOUS (pthread.h).
+const CANCEL_ASYNCHRONOUS: c_int = 1;
 
 /// The handlers of the stubs, each set once.
 static HANDLERS: [AtomicUsize; STUBS] = [const { AtomicUsize::new(0) }; STUBS];
@@ -52,7 +57,12 @@ global_asm!(
     // As the kernel leaves it: no vector register holds an argument.
     "xor eax, eax",
     "notrack jmp r11",
+    // Up to here what the kernel said is in rdx; from here on in r9, while signals aren't blocked.
     "4:",
+    "mov r9, rdx",
+    ".globl ummunotify_signal_blocking",
+    ".hidden ummunotify_signal_blocking",
+    "ummunotify_signal_blocking:",
     "push rdi",
     ".cfi_adjust_cfa_offset 8",
     "push rsi",
@@ -61,14 +71,31 @@ global_asm!(
     ".cfi_adjust_cfa_offset 8",
     "push r11",
     ".cfi_adjust_cfa_offset 8",
-    "lea rsp, [rsp - 8]",
+    "push -1",
     ".cfi_adjust_cfa_offset 8",
-    "mov rcx, r11",
+    "mov eax, {sigprocmask}",
+    "mov edi, {setmask}",
+    "mov rsi, rsp",
+    "mov rdx, rsp",
+    "mov r10d, 8",
+    "syscall",
+    "mov rdi, [rsp + 32]",
+    "mov rsi, [rsp + 24]",
+    "mov rdx, [rsp + 16]",
+    "mov rcx, [rsp + 8]",
     "lea r8, [rsp + 40]",
+    "mov r9, rsp",
     "call {must_wait}",
     "test rax, rax",
     "jnz 6f",
     ".cfi_remember_state",
+    "mov r9, [rsp + 16]",
+    "mov eax, {sigprocmask}",
+    "mov edi, {setmask}",
+    "mov rsi, rsp",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "syscall",
     "lea rsp, [rsp + 8]",
     ".cfi_adjust_cfa_offset -8",
     "pop r11",
@@ -81,6 +108,9 @@ global_asm!(
     ".cfi_adjust_cfa_offset -8",
     "jmp 3b",
     ".cfi_restore_state",
+    ".globl ummunotify_signal_decided",
+    ".hidden ummunotify_signal_decided",
+    "ummunotify_signal_decided:",
     // Goes on with what was interrupted, as rt_sigreturn would, but for the mask.
     "6:",
     "mov rbx, rax",
@@ -172,25 +202,49 @@ global_asm!(
     handlers = sym HANDLERS,
     section = const thread::SECTION,
     must_wait = sym must_wait,
+    sigprocmask = const libc::SYS_rt_sigprocmask,
+    setmask = const libc::SIG_SETMASK,
     len = const held::LEN,
     frame = const held::FRAME,
     build = sym held::build,
 );
 
-/// Whether the handler has to wait: then the registers to go on with, else 0.
+/// Whether the handler has to wait: then the registers to go on with, else 0. All signals are blocked; but for `mask`.
 extern "C" fn must_wait(
     signal: c_int,
     information: *const c_void,
     context: *const libc::ucontext_t,
     stub: usize,
     frame: usize,
+    mask: &mut u64,
 ) -> *const libc::ucontext_t {
     // SAFETY: the stub passes on what the kernel gave it.
     if !unsafe { section::is_interrupted(context) } {
         return core::ptr::null();
     }
     // SAFETY: as above.
-    unsafe { held::keep(signal, information.addr(), context, stub, frame) }
+    unsafe { held::keep(signal, information.addr(), context, stub, frame, mask) }
+}
+
+/// If these registers are those of a stub that hasn't decided yet, what the kernel said of the signal that it was entered
+/// for: the handler that is to be, on whatever stack, has interrupted what that signal has.
+pub fn undecided(registers: &[i64; 23]) -> Option<*const libc::ucontext_t> {
+    unsafe extern "C" {
+        #[link_name = "ummunotify_signal_blocking"]
+        static BLOCKING: u8;
+        #[link_name = "ummunotify_signal_decided"]
+        static DECIDED: u8;
+    }
+    let register = |n: c_int| registers[n as usize] as usize;
+    let code = register(libc::REG_RIP);
+    let context = if (address(0)..(&raw const BLOCKING).addr()).contains(&code) {
+        register(libc::REG_RDX)
+    } else if ((&raw const BLOCKING).addr()..(&raw const DECIDED).addr()).contains(&code) {
+        register(libc::REG_R9)
+    } else {
+        return None;
+    };
+    Some(with_exposed_provenance(context))
 }
 
 /// Enters the handler that waits, and returns when it does.
@@ -288,4 +342,19 @@ signal_hooks! {
     __sysv_signal c"__sysv_signal";
     sysv_signal c"sysv_signal";
     sigset c"sigset";
+}
+
+/// pthread_setcanceltype(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
+    let thread = thread::current();
+    // Before: one that is due already takes the thread at once.
+    if kind == CANCEL_ASYNCHRONOUS {
+        thread.set_cancelled_anywhere(true);
+    }
+    let result = next!(c"pthread_setcanceltype" as fn(c_int, *mut c_int) -> c_int; (kind, old); libc::ENOSYS);
+    if result == 0 && kind != CANCEL_ASYNCHRONOUS {
+        thread.set_cancelled_anywhere(false);
+    }
+    result
 }

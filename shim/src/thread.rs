@@ -24,6 +24,8 @@ pub struct Thread {
     id_of: AtomicU32,
     /// Its stack pointer when it was asked for.
     stack: AtomicUsize,
+    /// 1 while it may be cancelled at any instruction.
+    cancelled_anywhere: AtomicU32,
 }
 
 /// Byte offset for assembler code.
@@ -77,12 +79,21 @@ impl Thread {
         self.id.load(Ordering::Relaxed)
     }
 
+    /// Notes whether it may be cancelled at any instruction (pthread_setcanceltype(3)). libc's signal for that can't be held
+    /// back: the thread [isn't known](Self::is_known) meanwhile, and blocks it.
+    pub fn set_cancelled_anywhere(&self, anywhere: bool) {
+        self.cancelled_anywhere.store(u32::from(anywhere), Ordering::Relaxed);
+        self.id_of.store(0, Ordering::Relaxed);
+    }
+
     /// Asks the kernel; false if the caller isn't the thread that owns this storage, or that can't be told.
     pub fn learn(&self, here: usize) -> bool {
         let generation = owner::generation();
         // libc tells the kernel of its list of robust locks in each thread that it makes, and after its fork; a task that
         // others make has none (futex_init_task in kernel/fork.c).
-        let owns = generation != 0 && sys::robust_list().wrapping_sub(sys::thread_pointer()) < CONTROL_BLOCK;
+        let owns = generation != 0
+            && self.cancelled_anywhere.load(Ordering::Relaxed) == 0
+            && sys::robust_list().wrapping_sub(sys::thread_pointer()) < CONTROL_BLOCK;
         if owns {
             self.id.store(sys::gettid(), Ordering::Relaxed);
             self.id_of.store(generation, Ordering::Relaxed);

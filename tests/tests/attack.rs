@@ -88,20 +88,34 @@ fn a_signal_in_the_midst_of_a_call_is_lost_or_breaks_it() {
     }
 }
 
-/// Tasks that share what a thread keeps, and handlers that leave it.
+/// Tasks that share what a thread keeps, handlers that leave it, and threads that end in the midst of a call.
 #[test]
-fn a_twin_takes_a_lock_or_a_time_limit_loses_signals() {
+fn a_twin_takes_a_lock_or_a_time_limit_loses_signals_or_a_cancelled_thread_leaves_something() {
     let stage = Stage::new();
     let twins = stage.client(&Client::program("twins", &["attack/twins.c"]));
     let limit = stage.client(&Client::program("limit", &["attack/limit.c"]).flag("-std=c99"));
+    let cancelled = stage.client(&Client::program("cancelled", &["attack/cancelled.c"]));
     for account in Account::available() {
         for layers in ["notify", "inline,notify"] {
-            for program in [&twins, &limit] {
+            for program in [&twins, &limit, &cancelled] {
                 let program = stage.program(Mode::Run, account, program).layers(layers);
                 let outcome = program.limit(Duration::from_secs(120)).run();
                 outcome.assert_success();
                 say(&format!("{layers} {account:?}: {}", outcome.stdout.trim_end()));
             }
+        }
+    }
+}
+
+#[test]
+fn the_smallest_stack_of_a_thread_is_too_small_for_a_call() {
+    let stage = Stage::new();
+    let shallow = stage.client(&Client::program("shallow", &["attack/shallow.c"]));
+    for account in Account::available() {
+        for layers in ["notify", "inline,notify", "trace"] {
+            let outcome = stage.program(Mode::Run, account, &shallow).layers(layers).run();
+            outcome.assert_success();
+            say(&format!("{layers} {account:?}: {}", outcome.stdout.trim_end()));
         }
     }
 }

@@ -173,22 +173,32 @@ fn the_first_open_under_load_crashes_a_thread() {
     assert!(patched > 0, "no process was patched");
 }
 
-/// Under gcc's AddressSanitizer, whose own allocator and wrappers make the calls.
+/// Under gcc's AddressSanitizer, whose own allocator and wrappers make the calls, and its ThreadSanitizer, which ends a
+/// program that has something mapped where it doesn't expect it.
 #[test]
 fn a_sanitized_program_differs() {
     let stage = Stage::new();
-    let sanitized = Client::program("inline-sanitized", &["inline/load.c"]).flag("-fsanitize=address");
-    let probe = Command::new("cc").arg("-print-file-name=libasan.so").output().expect("cc runs");
-    if !String::from_utf8_lossy(&probe.stdout).trim().starts_with('/') {
-        return skip("a program with AddressSanitizer", "this compiler has no libasan");
-    }
-    let client = stage.client(&sanitized);
-    for account in Account::available() {
-        // It wants to be the first library, and says so otherwise.
-        let program = stage.program(Mode::Run, account, &client).layers(INLINE);
-        let outcome = program.env("ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0").run();
-        outcome.assert_success();
-        assert!(outcome.stdout.contains(" 0 wrong"), "{outcome}");
+    // They want to be the first library, and the first says so otherwise.
+    for (sanitizer, library, variable, options) in [
+        ("address", "libasan.so", "ASAN_OPTIONS", "verify_asan_link_order=0:detect_leaks=0"),
+        ("thread", "libtsan.so", "TSAN_OPTIONS", "report_bugs=0"),
+    ] {
+        let probe = Command::new("cc").arg(format!("-print-file-name={library}")).output().expect("cc runs");
+        if !String::from_utf8_lossy(&probe.stdout).trim().starts_with('/') {
+            skip(
+                &format!("a program with -fsanitize={sanitizer}"),
+                &format!("this compiler has no {library}"),
+            );
+            continue;
+        }
+        let sanitized = Client::program(&format!("inline-{sanitizer}"), &["inline/load.c"]);
+        let client = stage.client(&sanitized.flag(&format!("-fsanitize={sanitizer}")));
+        for account in Account::available() {
+            let program = stage.program(Mode::Run, account, &client).layers(INLINE);
+            let outcome = program.env(variable, options).run();
+            outcome.assert_success();
+            assert!(outcome.stdout.contains(" 0 wrong"), "{outcome}");
+        }
     }
 }
 

@@ -91,6 +91,19 @@ fn read_queued<P: Port>(
             result => return result,
         }
     }
+    read_many(engine, guard, room, patient, port, ending)
+}
+
+/// With as much room as there can be: on its own, since many a thread's stack is small.
+#[inline(never)]
+fn read_many<P: Port>(
+    engine: &Engine,
+    guard: &Guard,
+    room: usize,
+    patient: bool,
+    port: &mut P,
+    ending: Ending,
+) -> Result<usize, Stopped<P::Error>> {
     read_locked::<MAX_RECORDS, P>(engine, guard, room, patient, port, ending)
 }
 

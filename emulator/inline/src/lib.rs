@@ -13,9 +13,10 @@
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 
-/// Where the shim's image lies, so that its gate has the same address in every process of a tree. Free in the usual
-/// layouts of x86-64 Linux, those of the sanitizers included.
-pub const IMAGE_BASE: u64 = 0x7000_0000_0000;
+/// Where the shim's image lies, so that its gate has the same address in every process of a tree: below where Linux puts
+/// position-independent executables (ELF_ET_DYN_BASE). The sanitizers, which divide the address space, have that for
+/// programs, too; ThreadSanitizer ends one that has anything between 0x5680_0000_0000 and 0x7b00_0000_0000.
+pub const IMAGE_BASE: u64 = 0x5500_0000_0000;
 /// Bytes from [`IMAGE_BASE`] in which the gate may lie.
 pub const IMAGE_SPAN: u64 = 1 << 24;
 

@@ -224,8 +224,9 @@ fn by_disturbance(pid: u32) -> Vec<u32> {
 /// How much a stop disturbs a thread: not, as a call is made again, by EINTR; or it can't be stopped.
 fn disturbance(pid: u32, tid: u32) -> u8 {
     const IO_PGETEVENTS: i64 = 333;
-    /// Calls that a stop ends with EINTR (signal(7)), sockets with a timeout among them; and those that wait on.
-    const INTERRUPTED: [i64; 17] = [
+    /// Calls that a stop ends with EINTR (signal(7)), sockets with a timeout among them, or when a part is written; and
+    /// those that wait on.
+    const INTERRUPTED: [i64; 22] = [
         libc::SYS_epoll_wait,
         libc::SYS_epoll_pwait,
         libc::SYS_epoll_pwait2,
@@ -242,7 +243,12 @@ fn disturbance(pid: u32, tid: u32) -> u8 {
         libc::SYS_recvmmsg,
         libc::SYS_sendto,
         libc::SYS_sendmsg,
+        libc::SYS_sendmmsg,
         libc::SYS_connect,
+        libc::SYS_write,
+        libc::SYS_writev,
+        libc::SYS_sendfile,
+        libc::SYS_splice,
     ];
     let Ok(text) = fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")) else { return 3 };
     match text.split_ascii_whitespace().next().unwrap_or_default().parse::<i64>() {

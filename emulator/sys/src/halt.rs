@@ -2,7 +2,8 @@
 //!
 //! PTRACE_SEIZE and PTRACE_INTERRUPT (Linux 3.4): nothing of it is seen by the process's parent or by job control.
 //! A thread that sleeps in one of a few calls (epoll_wait, sigtimedwait, sockets with a timeout: signal(7)) wakes
-//! with EINTR, as after SIGSTOP and SIGCONT.
+//! with EINTR, as after SIGSTOP and SIGCONT; one that waits to write more (to a pipe, a socket) returns what it has
+//! written.
 
 use std::io;
 use std::marker::PhantomData;

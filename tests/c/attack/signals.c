@@ -3,9 +3,10 @@
  *
  * Threads that register and unregister without pause are interrupted by queued signals of two kinds. The handlers use the
  * device themselves, leave by siglongjmp, or (with `forks`) fork a child that comes back from the handler and uses the
- * device in its turn. The second kind interrupts the handlers of the first, and returns. One thread's handlers run on a
- * stack of their own. Each signal must be handled once, in the order of its kind, with its value; each call must do what it
- * is for, and but for forks the counter must not move: it does where a lock was found left behind.
+ * device in its turn. The second kind interrupts the handlers of the first, uses the device every other time, and returns.
+ * One thread's handlers run on a stack of their own. Each signal must be handled once, in the order of its kind, with its
+ * value; each call must do what it is for, and but for forks the counter must not move: it does where a lock was found left
+ * behind.
  *
  * Goes on until LEAST signals came in the midst of a call of the device and were held back until its end. With `raw` there
  * is one kind, whose handlers were installed behind libc's back, so that nothing can hold them back, and use the device:
@@ -124,6 +125,8 @@ static void handle(int signal, siginfo_t *information, void *context)
 	held += was_held(context);
 	me->handled[kind]++;
 	if (kind == 1) {
+		if (value % 2)
+			use(2000 + me->id, value / 4);
 		errno = before;
 		return;
 	}

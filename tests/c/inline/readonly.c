@@ -12,7 +12,7 @@
 
 #define REGIONS 64
 /* Where the library lies (README). */
-#define IMAGE 0x700000000000UL
+#define IMAGE 0x550000000000UL
 #define IMAGE_END (IMAGE + (1UL << 24))
 
 struct span {
