@@ -44,6 +44,7 @@ use crate::sys;
 pub use entry::call;
 pub use list::List;
 pub use list::{MUNMAP_HITS, add, keep, remove, take_spare};
+pub use slow::finish;
 
 /// 1 once the sites of this image were patched; a forked copy inherits both.
 static PATCHED: AtomicU32 = AtomicU32::new(0);
