@@ -235,38 +235,25 @@ fn connect(ticket: &Ticket) -> Result<Connection, c_int> {
 ///
 /// As in the kernel, a read that sleeps keeps its context whatever becomes of the descriptor's number.
 pub fn read(fd: c_int, target: Target) -> Option<isize> {
-    let mut held: Option<Ticket> = None;
+    // The ticket goes before the section ends: a handler that waits for that end may not come back.
+    let mut section = Section::enter();
+    let ticket = table::lookup(fd)?;
+    let mut open = true;
     let mut rounds = 0u32;
     loop {
-        let step = {
-            let section = Section::enter();
-            let (ticket, open) = match held.take() {
-                Some(ticket) => {
-                    let open = table::identity(fd) == Some(ticket.identity());
-                    (ticket, open)
-                }
-                None => (table::lookup(fd)?, true),
-            };
-            if open {
-                hand_over(fd, &ticket);
-            }
-            let step = read_once(open.then_some(fd), &ticket, &ClientHost::inside(&section), target);
-            // Without the descriptor there is nothing to wait on any more.
-            if step == Err(libc::EAGAIN) && !open {
-                Err(libc::EBADF)
-            } else {
-                held = Some(ticket);
-                step
-            }
-        };
-        match step {
+        if open {
+            hand_over(fd, &ticket);
+        }
+        match read_once(open.then_some(fd), &ticket, &ClientHost::inside(&section), target) {
             Ok(bytes) => return Some(bytes as isize),
+            // Without the descriptor there is nothing to wait on any more.
+            Err(libc::EAGAIN) if !open => return Some(-(libc::EBADF as isize)),
             Err(libc::EAGAIN) => {}
             Err(errno) => return Some(-(errno as isize)),
         }
-        // Not readable. Signals are let through again.
-        let ticket = held.as_ref()?;
-        match wait(fd, ticket) {
+        let (waited, next) = wait(fd, &ticket, section);
+        section = next;
+        match waited {
             Waited::Readable => {}
             Waited::Failed(errno) => return Some(-(errno as isize)),
             // Nobody records any more: say once that nothing is known.
@@ -287,6 +274,7 @@ pub fn read(fd: c_int, target: Target) -> Option<isize> {
                 return Some(-(libc::EAGAIN as isize));
             }
         }
+        open = table::identity(fd) == Some(ticket.identity());
     }
 }
 
@@ -400,8 +388,9 @@ static UNWRITABLE: u8 = 0;
 
 /// Waits as the pipe waits. The buffer lies in read-only memory: an empty pipe sleeps, or says EAGAIN, EINTR or
 /// restarts after a signal handler, natively; one with bytes answers EFAULT and keeps them (pipe_read takes out
-/// only what it could copy). libc's own read is called since it is a cancellation point.
-fn wait(fd: c_int, ticket: &Ticket) -> Waited {
+/// only what it could copy). libc's own read is called since it is a cancellation point. Meanwhile the section is over: the
+/// next one is returned.
+fn wait(fd: c_int, ticket: &Ticket, section: Section) -> (Waited, Section) {
     let nowhere = (&raw const UNWRITABLE).cast_mut().cast::<c_void>();
     let before = sys::errno();
     let mut note = CleanUpBuffer { words: [0; 4] };
@@ -410,18 +399,21 @@ fn wait(fd: c_int, ticket: &Ticket) -> Waited {
     // longjmp (both walk the list; the macros of pthread.h for C++ without exceptions are made of these).
     next!(c"_pthread_cleanup_push" as fn(*mut CleanUpBuffer, CleanUp, *mut c_void) -> ();
         (&raw mut note, function, argument); ());
+    drop(section);
     let got = next!(c"read" as fn(c_int, *mut c_void, usize) -> isize; (fd, nowhere, WAIT_LENGTH);
         // SAFETY: the buffer isn't writable, as intended.
         sys::libc_result(unsafe { sys::call(libc::SYS_read, fd as usize, nowhere as usize, WAIT_LENGTH, 0, 0, 0) }));
+    let section = Section::enter();
     next!(c"_pthread_cleanup_pop" as fn(*mut CleanUpBuffer, c_int) -> (); (&raw mut note, 0); ());
     let errno = sys::errno();
     sys::set_errno(before);
-    match got {
+    let waited = match got {
         0 => Waited::Orphaned,
         got if got > 0 => Waited::Readable,
         _ if errno == libc::EFAULT => Waited::Readable,
         _ => Waited::Failed(errno),
-    }
+    };
+    (waited, section)
 }
 
 /// `struct _pthread_cleanup_buffer`: function, argument, an int, the next.

@@ -5,6 +5,10 @@
 //! handler is installed, and a vfork child, which has dispositions of its own but our memory, disturbs nobody. A stub
 //! jumps to its handler, which finds registers and stack as the kernel made them.
 //!
+//! A stub that has interrupted code of ours also looks at the end of a call that the inline layer has just made, since its
+//! handler may leave the call by siglongjmp ([`inline::finish`]). A signal that comes during that look, which takes some
+//! tens of instructions, comes too early for that.
+//!
 //! Left alone: faults, which can't wait, and a function that nobody uses any more (sigvec). libc's own signal, by which a
 //! thread is cancelled, is let in by pthread_setcanceltype.
 
@@ -13,7 +17,9 @@ use core::ffi::{c_int, c_void};
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{held, next, section, sys, thread};
+use ummunotify_inline::IMAGE_SPAN;
+
+use crate::{held, inline, next, section, sys, thread};
 
 /// Handlers beyond that number are left alone as well.
 const STUBS: usize = 1024;
@@ -51,6 +57,12 @@ global_asm!(
     "mov rax, qword ptr [rip + ummunotify_thread@GOTTPOFF]",
     "cmp qword ptr fs:[rax + {section}], 0",
     "jne 4f",
+    // Or code of ours was interrupted (struct sigcontext's rip).
+    "mov rax, [rdx + 168]",
+    "lea rcx, [rip + __ehdr_start]",
+    "sub rax, rcx",
+    "cmp rax, {span}",
+    "jb 4f",
     "3:",
     "lea rax, [rip + {handlers}]",
     "mov r11, [rax + 8*r11]",
@@ -202,6 +214,7 @@ global_asm!(
     handlers = sym HANDLERS,
     section = const thread::SECTION,
     must_wait = sym must_wait,
+    span = const IMAGE_SPAN,
     sigprocmask = const libc::SYS_rt_sigprocmask,
     setmask = const libc::SIG_SETMASK,
     len = const held::LEN,
@@ -218,8 +231,15 @@ extern "C" fn must_wait(
     frame: usize,
     mask: &mut u64,
 ) -> *const libc::ucontext_t {
-    // SAFETY: the stub passes on what the kernel gave it.
-    if !unsafe { section::is_interrupted(context) } {
+    // SAFETY: the stub passes on what the kernel gave it, which fills all of it, whatever the flags.
+    let mut registers = unsafe { &(*context).uc_mcontext.gregs };
+    while let Some(before) = undecided(registers) {
+        // SAFETY: what the kernel gave to that stub, which runs above us.
+        registers = unsafe { &(*before).uc_mcontext.gregs };
+    }
+    let [stack, code] = [libc::REG_RSP, libc::REG_RIP].map(|n| registers[n as usize] as usize);
+    inline::finish(code, stack);
+    if !section::is_interrupted(code, stack) {
         return core::ptr::null();
     }
     // SAFETY: as above.
@@ -228,7 +248,7 @@ extern "C" fn must_wait(
 
 /// If these registers are those of a stub that hasn't decided yet, what the kernel said of the signal that it was entered
 /// for: the handler that is to be, on whatever stack, has interrupted what that signal has.
-pub fn undecided(registers: &[i64; 23]) -> Option<*const libc::ucontext_t> {
+fn undecided(registers: &[i64; 23]) -> Option<*const libc::ucontext_t> {
     unsafe extern "C" {
         #[link_name = "ummunotify_signal_blocking"]
         static BLOCKING: u8;

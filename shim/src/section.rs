@@ -101,20 +101,9 @@ impl Drop for Section {
     }
 }
 
-/// True if a signal has interrupted the code of a section, or a stub that is about to hold another one back.
-///
-/// # Safety
-/// The context is the one that the kernel gives to a handler.
-pub unsafe fn is_interrupted(context: *const libc::ucontext_t) -> bool {
-    let thread = thread::current();
-    let begun = thread.section.load(Ordering::Relaxed);
-    // SAFETY: promised by the caller; the kernel fills all of it, whatever the flags.
-    let mut registers = unsafe { &(*context).uc_mcontext.gregs };
-    while let Some(before) = hooks_signal::undecided(registers) {
-        // SAFETY: what the kernel gave to that stub, which runs above us.
-        registers = unsafe { &(*before).uc_mcontext.gregs };
-    }
-    let [stack, code] = [libc::REG_RSP, libc::REG_RIP].map(|n| registers[n as usize] as usize);
+/// True if a signal has interrupted the code of a section, at `code` with that stack pointer.
+pub fn is_interrupted(code: usize, stack: usize) -> bool {
+    let begun = thread::current().section.load(Ordering::Relaxed);
     // Another task has the same storage, or somebody has left a section by siglongjmp: the word isn't about this code.
     // What waits in the kernel for others isn't inside either, unless it is our own call.
     stack <= begun && begun - stack < DEPTH && (is_ours(code) || !is_behind_syscall(code))

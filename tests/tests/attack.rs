@@ -119,3 +119,21 @@ fn the_smallest_stack_of_a_thread_is_too_small_for_a_call() {
         }
     }
 }
+
+/// By the layers that see the end of a call.
+#[test]
+fn a_call_that_is_left_by_a_handler_misses_a_registration() {
+    const LEAST: u64 = 10;
+    let stage = Stage::new();
+    let left = stage.client(&Client::program("left", &["attack/left.c"]));
+    for account in Account::available() {
+        for layers in ["inline,notify", "trace"] {
+            let program = stage.program(Mode::Run, account, &left).args(["20", &LEAST.to_string()]);
+            let outcome = program.layers(layers).limit(Duration::from_secs(120)).run();
+            outcome.assert_success();
+            say(&format!("{layers} {account:?}: {}", outcome.stdout.trim_end()));
+            let shown = outcome.stdout.split_whitespace().find_map(|word| word.strip_prefix("left="));
+            assert!(shown.and_then(|shown| shown.parse().ok()) >= Some(LEAST), "{outcome}");
+        }
+    }
+}

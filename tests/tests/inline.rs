@@ -268,8 +268,9 @@ fn disassembly(stage: &Stage) -> BTreeMap<String, Vec<(u64, String)>> {
     let mut name = String::new();
     for line in listing.lines() {
         if let Some((_, symbol)) = line.strip_suffix(">:").and_then(|line| line.split_once(" <")) {
-            // The gates are labels in the entry.
-            if !matches!(symbol, "ummunotify_inline_gate" | "ummunotify_inline_tasks") {
+            // The gates and others are labels in the entry.
+            let starts = ["ummunotify_inline_entry", "ummunotify_inline_hit"].contains(&symbol);
+            if starts || !symbol.starts_with("ummunotify_inline_") {
                 symbol.clone_into(&mut name);
             }
         } else if let Some((at, code)) = line.split_once(":\t") {
@@ -344,4 +345,25 @@ fn a_hit_is_recorded_by_registers_that_were_not_saved() {
         }
     }
     say(&format!("{instructions} instructions in {} functions", reached.len()));
+}
+
+/// What patches a process without being asked for disturbs none of its threads, and leaves it alone where it would.
+#[test]
+fn a_sleeping_thread_notices_that_the_device_is_opened() {
+    let stage = Stage::new();
+    let client = stage.client(&client("asleep"));
+    let kinds =
+        [("write", "not patched"), ("epoll", "not patched"), ("futex", "patched"), ("poll", "patched")];
+    for (account, mode) in Account::available().into_iter().cycle().zip(Mode::EMULATED) {
+        for (kind, expected) in kinds {
+            let outcome = stage.program(mode, account, &client).arg(kind).layers("auto").run();
+            outcome.assert_success();
+            let expected = format!("{expected}, the thread saw nothing\n");
+            assert_eq!(outcome.stdout, expected, "{kind}: {outcome}");
+            assert_eq!(outcome.stderr, "", "{kind}");
+        }
+        let outcome = stage.program(mode, account, &client).arg("epoll").layers(INLINE).run();
+        outcome.assert_success();
+        assert!(outcome.stdout.starts_with("patched, "), "it was asked for: {outcome}");
+    }
 }

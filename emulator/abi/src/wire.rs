@@ -98,7 +98,8 @@ pub enum Op {
     Device = 12,
     /// Where contexts are. Descriptor: as for [`Op::Switch`]. Reply args: contexts, those on the kernel module.
     Whereabouts = 13,
-    /// Patch the sites of the caller's process. args: where stubs jump to.
+    /// Patch the sites of the caller's process. args: where stubs jump to; the caller's task if no other thread may notice:
+    /// EBUSY is the answer where one might.
     Patch = 14,
     /// Somebody waits for each hit from now on. Descriptor: the device descriptor.
     Arm = 15,

@@ -14,6 +14,9 @@
 mod bounds;
 mod image;
 mod site;
+mod sleep;
+
+pub use sleep::is_sound;
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -186,6 +186,10 @@ fn patch(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) ->
         return Err(Errno::EBUSY);
     }
     let alone = std::fs::read_dir(format!("/proc/{}/task", peer.pid)).is_ok_and(|tasks| tasks.count() == 1);
+    if asked.args[1] != 0 && !alone && !crate::patch::is_sound(peer.pid, asked.args[1] as u32) {
+        log::info!("process {}: not patched, a thread may notice the stop", peer.pid);
+        return Err(Errno::EBUSY);
+    }
     let start = std::time::Instant::now();
     let sites = crate::patch::patch(peer.pid, asked.args[0], alone).map_err(|e| {
         log::info!("process {}: not patched: {e}", peer.pid);

@@ -37,6 +37,22 @@ pub fn gates() -> [u64; 2] {
     [ummunotify_inline_gate as *const () as u64, ummunotify_inline_tasks as *const () as u64]
 }
 
+/// The call of a thread that was interrupted at `code` with that stack pointer, if it has been made by the gate and its
+/// end wasn't looked at: nothing but instructions of [`entry`](self) in between.
+pub fn made(code: usize, stack: usize) -> Option<*const Frame> {
+    unsafe extern "C" {
+        fn ummunotify_inline_ended();
+        fn ummunotify_inline_look();
+        fn ummunotify_inline_looked();
+    }
+    let between = |from: unsafe extern "C" fn(), to: unsafe extern "C" fn()| {
+        (from as *const () as usize..to as *const () as usize).contains(&code)
+    };
+    let unlooked = between(ummunotify_inline_gate, ummunotify_inline_ended)
+        || between(ummunotify_inline_look, ummunotify_inline_looked);
+    unlooked.then(|| core::ptr::with_exposed_provenance(stack))
+}
+
 /// Makes a call as a patched site does: this is one.
 ///
 /// # Safety
@@ -167,6 +183,9 @@ global_asm!(
     "cmp rcx, [rsp + {frame_begin}]",
     "jne 9f",
     "mov rcx, rax",
+    ".globl ummunotify_inline_ended",
+    ".hidden ummunotify_inline_ended",
+    "ummunotify_inline_ended:",
     "10:",
     "mov rax, [rbp - 8]",
     "add al, 127",
@@ -185,12 +204,18 @@ global_asm!(
     ".cfi_def_cfa_offset 0",
     "notrack jmp r11",
     ".cfi_restore_state",
+    ".globl ummunotify_inline_look",
+    ".hidden ummunotify_inline_look",
+    "ummunotify_inline_look:",
     "9:",
     "mov [rsp + 56], rax",
     "mov rdi, rsp",
     "call {end}",
     "test eax, eax",
     "jnz 8f",
+    ".globl ummunotify_inline_looked",
+    ".hidden ummunotify_inline_looked",
+    "ummunotify_inline_looked:",
     "4:",
     "mov rdi, [rsp + 8]",
     "mov rsi, [rsp + 16]",

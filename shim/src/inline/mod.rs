@@ -44,6 +44,7 @@ use crate::sys;
 pub use entry::call;
 pub use list::List;
 pub use list::{MUNMAP_HITS, add, keep, remove, take_spare};
+pub use slow::finish;
 
 /// 1 once the sites of this image were patched; a forked copy inherits both.
 static PATCHED: AtomicU32 = AtomicU32::new(0);
@@ -74,7 +75,8 @@ pub fn patch(connection: &Connection, inline: Inline) {
         return;
     }
     let entry = entry::address();
-    let asked = connection.ask(Op::Patch, [entry, 0, 0, 0, 0, 0], None, &mut Buffer::<0>::new());
+    let gently = if inline == Inline::Welcome { sys::gettid().into() } else { 0 };
+    let asked = connection.ask(Op::Patch, [entry, gently, 0, 0, 0, 0], None, &mut Buffer::<0>::new());
     serialize();
     match asked {
         Ok(_) => {}

@@ -5,9 +5,9 @@ use ummunotify_abi::PageRange;
 use ummunotify_engine::{Begin, Engine, Recorded};
 use ummunotify_inline::{nr, shares_memory};
 
-use super::fast::{Frame, GATE, PASS, SLOW, TASK, TRAP};
+use super::fast::{self, Frame, GATE, PASS, SLOW, TASK, TRAP};
 use super::list::Entry;
-use super::ring;
+use super::{entry, ring};
 use crate::owner::PAGE;
 use crate::{context, owner, sys};
 
@@ -120,6 +120,17 @@ pub extern "C" fn end(frame: &mut Frame) {
         end_in(entry, begin, frame.ranges.get(..usize::from(frame.looked.ranges)).unwrap_or_default(), due);
     }
     sys::restore_signals(frame.mask);
+}
+
+/// Looks at the end of the call that a signal has come behind, if it has: its handler may leave it by siglongjmp, and then
+/// nobody would. If the handler returns it is looked at once more.
+pub fn finish(code: usize, stack: usize) {
+    let Some(frame) = entry::made(code, stack) else { return };
+    // SAFETY: the frame of the code that was interrupted, which goes on with it.
+    let mut frame = unsafe { frame.read() };
+    if fast::end(&frame) != 0 {
+        end(&mut frame);
+    }
 }
 
 fn end_in(entry: &Entry, begin: Begin, ranges: &[PageRange], mut due: bool) {

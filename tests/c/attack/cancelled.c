@@ -1,11 +1,14 @@
 /*
- * Threads that may be cancelled at any instruction are cancelled while they register and unregister. None may leave a lock
- * behind, which moves the counter, or the right to a context, which then stays mapped when its descriptor is closed.
+ * Threads that may be cancelled at any instruction are cancelled while they register and unregister; and a handler leaves
+ * reads by siglongjmp. None may leave a lock behind, which moves the counter, or the right to a context, which then stays
+ * mapped when its descriptor is closed.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/ummunotify.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,11 +16,13 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
 #define CONTEXTS 4
 #define THREADS 200
+#define JUMPS 500
 
 static int device;
 static _Atomic bool ready;
@@ -37,6 +42,37 @@ static void *work(void *number)
 		ioctl(device, UMMUNOTIFY_REGISTER_REGION, &region);
 		ioctl(device, UMMUNOTIFY_UNREGISTER_REGION, &cookie);
 	}
+}
+
+static sigjmp_buf home;
+static volatile sig_atomic_t reads, jumps;
+
+static void jump(int signal)
+{
+	(void)signal;
+	if (reads) {
+		jumps++;
+		siglongjmp(home, 1);
+	}
+}
+
+/* Reads, in which there is nothing, until that many were left. */
+static void leave(void)
+{
+	static const struct itimerval often = { { 0, 50 }, { 0, 50 } }, never;
+	struct ummunotify_event event;
+
+	jumps = 0;
+	signal(SIGALRM, jump);
+	setitimer(ITIMER_REAL, &often, NULL);
+	sigsetjmp(home, 1);
+	reads = 1;
+	while (jumps < JUMPS)
+		if (read(device, &event, sizeof(event)) >= 0)
+			break;
+	reads = 0;
+	setitimer(ITIMER_REAL, &never, NULL);
+	signal(SIGALRM, SIG_IGN);
 }
 
 /* Shared memory that is mapped, which contexts are. */
@@ -79,6 +115,7 @@ int main(void)
 			if (pthread_cancel(thread) || pthread_join(thread, &result) || result != PTHREAD_CANCELED)
 				return puts("not cancelled"), 2;
 		}
+		leave();
 		moved += *counter;
 		last = mapped();
 		if (n == 0)
