@@ -15,14 +15,15 @@ use crate::section::Section;
 use crate::{owner, sys, table};
 
 /// What a lease is.
-struct Held {
+struct Leased {
     ticket: Ticket,
     engine: Engine,
     /// The address space that the ticket is of.
     generation: u32,
 }
 
-const _: () = assert!(size_of::<Held>() <= size_of::<Lease>() && align_of::<Held>() <= align_of::<Lease>());
+const _: () =
+    assert!(size_of::<Leased>() <= size_of::<Lease>() && align_of::<Leased>() <= align_of::<Lease>());
 
 /// The functions.
 #[unsafe(no_mangle)]
@@ -34,14 +35,14 @@ unsafe extern "C" fn lease(fd: c_int, lease: *mut Lease) -> isize {
     let Some(ticket) = table::lookup(fd) else { return NOT_HERE };
     let Some(engine) = ticket.engine() else { return NOT_HERE };
     // SAFETY: room of that size, as the caller promises.
-    unsafe { lease.cast::<Held>().write(Held { ticket, engine, generation: owner::generation() }) };
+    unsafe { lease.cast::<Leased>().write(Leased { ticket, engine, generation: owner::generation() }) };
     0
 }
 
 unsafe extern "C" fn release(lease: *mut Lease) {
     let _section = Section::enter();
     // SAFETY: filled by `lease`, and used no more.
-    let Held { ticket, generation, .. } = unsafe { lease.cast::<Held>().read() };
+    let Leased { ticket, generation, .. } = unsafe { lease.cast::<Leased>().read() };
     if generation != owner::generation() {
         ticket.forget();
     }
@@ -58,7 +59,7 @@ unsafe fn with(
 ) -> isize {
     let section = Section::enter();
     // SAFETY: promised by the caller.
-    let held = unsafe { &*lease.cast::<Held>() };
+    let held = unsafe { &*lease.cast::<Leased>() };
     if held.generation != owner::generation() || held.engine.is_requested() {
         return NOT_HERE;
     }

@@ -24,12 +24,13 @@ use crate::{held, hooks_signal, sys};
 const DEPTH: usize = 32 << 10;
 
 /// As long as it lives this thread runs no handler.
-pub struct Section(Held);
+pub struct Section(By);
 
-enum Held {
-    /// By the word.
+/// What keeps handlers out.
+enum By {
+    /// The word.
     Word(&'static Thread),
-    /// By blocking signals: somebody is inside already who has the same storage, such as what was interrupted by a handler
+    /// Blocked signals: somebody is inside already who has the same storage, such as what was interrupted by a handler
     /// that wasn't held back; or the caller isn't the thread whose storage it is.
     Mask(#[expect(dead_code, reason = "undone when it goes")] sys::SignalsBlocked),
 }
@@ -41,7 +42,7 @@ impl Section {
         let thread = thread::current();
         let here = sys::stack_pointer();
         if thread.is_known(here) && begin(thread, here) {
-            return Self(Held::Word(thread));
+            return Self(By::Word(thread));
         }
         Self::enter_slowly(thread, here)
     }
@@ -59,18 +60,18 @@ impl Section {
                 thread.section.store(0, Ordering::Relaxed);
             }
             if begin(thread, here) {
-                return Self(Held::Word(thread));
+                return Self(By::Word(thread));
             }
         }
-        Self(Held::Mask(sys::SignalsBlocked::new()))
+        Self(By::Mask(sys::SignalsBlocked::new()))
     }
 
     /// The kernel's id of the calling task.
     #[inline(always)]
     pub fn task(&self) -> u32 {
         match &self.0 {
-            Held::Word(thread) => thread.id(),
-            Held::Mask(_) => sys::gettid(),
+            By::Word(thread) => thread.id(),
+            By::Mask(_) => sys::gettid(),
         }
     }
 }
@@ -91,7 +92,7 @@ fn held(thread: &Thread) -> Option<&held::Held> {
 impl Drop for Section {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Held::Word(thread) = &self.0 {
+        if let By::Word(thread) = &self.0 {
             thread.section.store(0, Ordering::Release);
             compiler_fence(Ordering::SeqCst);
             if let Some(held) = held(thread) {
