@@ -138,7 +138,8 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
         }
     }
 
-    /// Takes a Live entry out of use. What is idle is given back when `work` is done.
+    /// Takes a Live entry out of use, or one that [is left idle](Self::is_left_idle) and therefore is evicted. What is idle
+    /// is given back when `work` is done.
     pub(crate) fn retire(&self, book: &mut Book, work: &mut Work<'_, M, R>, id: u32, cause: Cause) {
         let Some(slot) = self.slots.get(id) else { return };
         let (word, range, access) = (slot.word(), slot.range(), slot.access());
@@ -153,7 +154,10 @@ impl<M: Monitor, R: Registrar> Core<M, R> {
             Cause::Superseded => book.statistics.superseded += 1,
             Cause::End => {}
         }
-        if !self.close(book, work, id, word) {
+        if cause == Cause::Evicted {
+            // It was idle when nobody could come to use it any more: who acquires it now is about to let it go.
+            self.close_now(book, work, id, word);
+        } else if !self.close(book, work, id, word) {
             book.statistics.deferred += 1;
             book.waiting.push_back((id, word));
         }

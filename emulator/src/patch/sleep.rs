@@ -44,24 +44,32 @@ pub fn is_sound(pid: u32, asker: u32) -> bool {
 mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
+    use std::process::{Child, Command};
     use std::sync::mpsc;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
-    /// A process of its own, since a test's has other threads: the child of a shell that sleeps so.
+    /// Processes of their own, since a test's has other threads.
     #[test]
-    fn a_thread_that_runs_is_noticed_and_one_that_waits_for_a_lock_is_not() {
-        let child = |script: &str| {
-            let child = std::process::Command::new("sh").args(["-c", script]).spawn().expect("a shell");
-            std::thread::sleep(Duration::from_millis(200));
-            child
-        };
-        for (script, sound) in [("sleep 30 & wait", true), ("while :; do :; done", false)] {
-            let mut child = child(script);
-            assert_eq!(is_sound(child.id(), 0), sound, "{script}");
-            assert!(is_sound(child.id(), child.id()), "{script}: nobody else is there");
+    fn a_thread_that_runs_is_noticed_and_one_that_sleeps_is_not() {
+        let start = |script: &str| Command::new("sh").args(["-c", script]).spawn().expect("a shell");
+        let end = |mut child: Child| {
             child.kill().expect("it can be killed");
             child.wait().expect("it ends");
+        };
+        let sleeps = start("exec sleep 60");
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is_sound(sleeps.id(), 0) {
+            assert!(Instant::now() < deadline, "it doesn't sleep");
+            std::thread::yield_now();
         }
+        end(sleeps);
+        let runs = start("while :; do :; done");
+        for _ in 0..100 {
+            assert!(!is_sound(runs.id(), 0));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(is_sound(runs.id(), runs.id()), "nobody else is there");
+        end(runs);
         assert!(!is_sound(u32::MAX >> 1, 0));
     }
 
