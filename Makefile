@@ -130,7 +130,7 @@ test: rust install-deps
 	stage 'build'; cargo build --workspace --all-targets; \
 	if cargo nextest --version >/dev/null 2>&1; then \
 	    stage 'documentation tests'; cargo test --workspace --doc --quiet || failed+=' documentation'; \
-	    stage 'tests'; cargo nextest run --workspace || failed+=' tests'; \
+	    stage 'tests'; cargo nextest run --workspace --test-threads $$(($$(nproc) + 1)) || failed+=' tests'; \
 	    counts=$$(sed -n 's/^<testsuites.* tests="\([0-9]*\)".* failures="\([0-9]*\)" errors="\([0-9]*\)".*/\1 \2 \3/p' $(REPORT) | \
 	        awk '{ print $$1 - $$2 - $$3, $$2 + $$3 }') || counts=; \
 	    grep -oh 'SKIPPED[^<]*' $(REPORT) | sed "s/&apos;/'/g; s/&quot;/\"/g; s/&lt;/</g; s/&gt;/>/g; s/&amp;/\&/g" >> $(SKIPS) || true; \
