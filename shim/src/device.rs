@@ -128,6 +128,9 @@ pub fn register_here(
     // The look at what is mapped is due at the first hit, in the midst of a munmap, if it isn't taken here.
     let ahead = engine.opener_records() && !range.is_empty() && engine.looks_ahead();
     let mapped = ahead && sys::is_mapped(range);
+    if ahead && !mapped {
+        engine.looked_in_vain();
+    }
     let counter = engine.counter();
     let done = if mapped {
         engine.register_mapped(host, range, cookie)

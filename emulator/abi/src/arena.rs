@@ -132,7 +132,7 @@ pub struct Header {
     /// Invalidations that the counter has moved for and that aren't recorded yet, in the low 16 bits: a read waits with
     /// LAST. The others move with each that was recorded.
     pub announced: AtomicU32,
-    /// Registrations in a row that looked for nothing whether their region was mapped. Kept by the opener's threads.
+    /// Registrations in a row that looked in vain whether their region was mapped. Kept by the opener's threads.
     pub vain_looks: AtomicU32,
     reserved1: [AtomicU32; 3],
 

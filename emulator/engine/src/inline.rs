@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use core::sync::atomic::fence;
 
 use ummunotify_abi::PageRange;
-use ummunotify_abi::arena::{NOBODY_RECORDS, OPENER_PASSES, OPENER_RECORDS, TRAPS_RECORD};
+use ummunotify_abi::arena::{Header, NOBODY_RECORDS, OPENER_PASSES, OPENER_RECORDS, TRAPS_RECORD};
 
 use crate::arena::Arena;
 use crate::lookup::{exists, exists_now};
@@ -18,8 +18,16 @@ use crate::{Begin, Engine};
 /// Where in an arena the word lies that [`Look::unmoved`] looks at.
 pub const EPOCH: usize = core::mem::offset_of!(ummunotify_abi::arena::Header, epoch);
 
-/// How many registrations look in vain before the next ones don't.
+/// How many looks of registrations are in vain before the next ones don't look.
 const VAIN_LOOKS: u32 = 64;
+
+/// Counts one that was.
+pub(crate) fn looked_in_vain(header: &Header) {
+    let vain = header.vain_looks.load(Relaxed);
+    if vain < VAIN_LOOKS {
+        header.vain_looks.store(vain + 1, Relaxed);
+    }
+}
 
 /// Who records what the opener's threads do.
 #[repr(u32)]
@@ -101,16 +109,15 @@ impl Engine {
     }
 
     /// Whether a registration is to look if its region is mapped ([`Engine::register_mapped`]). It spares the first hit that
-    /// look, if the opener's threads record it, and is in vain if they don't: where regions come and go without being
-    /// hit so, only the first 64 look. Either way is right.
+    /// look, if the opener's threads record it, and is in vain if there is none before the region is unregistered: after 64
+    /// such regions in a row none is looked at until there is a hit. Either way is right.
     pub fn looks_ahead(&self) -> bool {
-        let vain = &self.arena.header().vain_looks;
-        let looks = vain.load(Relaxed);
-        if looks >= VAIN_LOOKS {
-            return false;
-        }
-        vain.store(looks + 1, Relaxed);
-        true
+        self.arena.header().vain_looks.load(Relaxed) < VAIN_LOOKS
+    }
+
+    /// Notes that a registration has looked and found that its region isn't mapped, which spares nobody anything.
+    pub fn looked_in_vain(&self) {
+        looked_in_vain(self.arena.header());
     }
 
     /// Notes that one of the opener's threads has recorded a hit: looking ahead is worth it. Rarely writes.

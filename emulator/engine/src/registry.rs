@@ -12,12 +12,13 @@ use crate::error::{RegisterError, UnregisterError};
 use crate::hook::step;
 use crate::host::Host;
 use crate::index::{Entry, Index, IndexError, Key};
+use crate::inline::looked_in_vain;
 use crate::lock::{Guard, lock, release};
 use crate::queue;
 use crate::record::{everything, settle_everything};
 use crate::repair::repair;
 use crate::statistics::{Count, Reason, count};
-use crate::word::{State, Word, note_mapped};
+use crate::word::{State, Word, is_known_mapped, note_mapped};
 
 /// Why a change of the registry failed.
 enum Fault {
@@ -249,6 +250,9 @@ pub(crate) fn unregister(arena: &Arena, host: &impl Host, cookie: u64) -> Result
         step();
         if !guard.holds(arena) {
             return Err(Fault::Lost);
+        }
+        if is_known_mapped(slot, Word::load(slot)) {
+            looked_in_vain(header);
         }
         // From here nothing is reported of it: its ring entry, if it has one, is stale.
         let queued = retire(arena, place.slot)?;

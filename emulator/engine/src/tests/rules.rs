@@ -512,14 +512,45 @@ fn what_was_mapped_is_known_to_be_until_something_hits_it() {
 #[test]
 fn registrations_look_ahead_while_hits_come() {
     let (_memory, engine) = context(&[]);
-    let looks = |times| (0..times).filter(|_| engine.looks_ahead()).count();
-    assert_eq!(looks(1000), 64, "nothing is hit");
-    engine.look_ahead();
-    assert_eq!(looks(50), 50);
-    engine.look_ahead();
-    assert_eq!(looks(1000), 64);
-    for _ in 0..1000 {
+    // As the opener's threads do it; true if it looked.
+    let register = |n: u64, is_mapped: bool| {
+        let looks = engine.looks_ahead();
+        if looks && is_mapped {
+            engine.register_mapped(&ME, pages(n, n + 1), n).unwrap();
+        } else {
+            engine.register(&ME, pages(n, n + 1), n).unwrap();
+        }
+        if looks && !is_mapped {
+            engine.looked_in_vain();
+        }
+        looks
+    };
+    let come_and_go = |times, is_mapped| {
+        let looked = (0..times).filter(|_| {
+            let looked = register(1, is_mapped);
+            engine.unregister(&ME, 1).unwrap();
+            looked
+        });
+        looked.count()
+    };
+    let hit = |n: u64| {
+        engine.record(pages(n, n + 1));
         engine.look_ahead();
-        assert_eq!(looks(30), 30, "a hit in 30 is enough");
+    };
+    assert_eq!(come_and_go(1000, true), 64, "nothing is hit");
+    assert_eq!(come_and_go(1000, true), 0);
+    register(5, true);
+    hit(5);
+    assert_eq!(come_and_go(1000, false), 64, "nothing is mapped");
+    hit(5);
+    // However many are registered before the first of them is hit.
+    for _ in 0..3 {
+        assert!((100..600).all(|n| register(n, true)));
+        (100..600).for_each(hit);
+        (100..600).for_each(|n| engine.unregister(&ME, n).map(drop).unwrap());
+    }
+    for _ in 0..100 {
+        assert_eq!(come_and_go(60, true), 60, "a hit in 60 is enough");
+        hit(5);
     }
 }
