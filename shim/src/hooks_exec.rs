@@ -2,7 +2,7 @@
 //! `ummunotify run`, which puts a filter around it and becomes it. The process stays the same, and so does all that
 //! it inherits.
 //!
-//! Whatever speaks against that, the call is the plain one: no `run` above us, an environment without it, a filter
+//! Whatever speaks against that, the call is the plain one: no `run` above us, an environment without that or without a preloaded library, a filter
 //! around us already, a file that can't be read. fexecve, execveat, execl and its kin and raw calls are plain always.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -21,7 +21,15 @@ type Strings = *const *const c_char;
 pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: the application's own arguments.
     unsafe {
-        with_detour(path, arguments, environment, |path, arguments| real_execve(path, arguments, environment))
+        with_detour(
+            |_| path,
+            arguments,
+            environment,
+            |detour| {
+                let (path, arguments) = detour.unwrap_or((path, arguments));
+                real_execve(path, arguments, environment)
+            },
+        )
     }
 }
 
@@ -37,49 +45,40 @@ fn real_execve(path: *const c_char, arguments: Strings, environment: Strings) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
     let environment = environment::pointer();
-    let start = |path, instead| {
-        if instead == arguments {
-            next!(c"execv" as fn(*const c_char, Strings) -> c_int; (path, arguments);
-                real_execve(path, arguments, environment))
-        } else {
-            real_execve(path, instead, environment)
-        }
+    let start = |detour| match detour {
+        Some((program, instead)) => real_execve(program, instead, environment),
+        None => next!(c"execv" as fn(*const c_char, Strings) -> c_int; (path, arguments);
+            real_execve(path, arguments, environment)),
     };
     // SAFETY: the application's own arguments.
-    unsafe { with_detour(path, arguments, environment, start) }
+    unsafe { with_detour(|_| path, arguments, environment, start) }
 }
 
 /// execvp(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(name: *const c_char, arguments: Strings) -> c_int {
     let environment = environment::pointer();
-    let mut found = Text::new();
-    let start = |path, instead| {
-        if instead == arguments {
-            next!(c"execvp" as fn(*const c_char, Strings) -> c_int; (name, arguments);
-                sys::libc_result(-(libc::ENOSYS as isize)) as c_int)
-        } else {
-            real_execve(path, instead, environment)
-        }
+    let start = |detour| match detour {
+        Some((program, instead)) => real_execve(program, instead, environment),
+        None => next!(c"execvp" as fn(*const c_char, Strings) -> c_int; (name, arguments);
+            sys::libc_result(-(libc::ENOSYS as isize)) as c_int),
     };
     // SAFETY: the application's own arguments.
-    unsafe { with_detour(found.search(name), arguments, environment, start) }
+    unsafe { with_detour(|found| found.search(name), arguments, environment, start) }
 }
 
 /// execvpe(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(name: *const c_char, arguments: Strings, environment: Strings) -> c_int {
-    let mut found = Text::new();
-    let start = |path, instead| {
-        if instead == arguments {
+    let start = |detour| match detour {
+        Some((program, instead)) => real_execve(program, instead, environment),
+        None => {
             next!(c"execvpe" as fn(*const c_char, Strings, Strings) -> c_int; (name, arguments, environment);
-                sys::libc_result(-(libc::ENOSYS as isize)) as c_int)
-        } else {
-            real_execve(path, instead, environment)
+            sys::libc_result(-(libc::ENOSYS as isize)) as c_int)
         }
     };
     // SAFETY: the application's own arguments.
-    unsafe { with_detour(found.search(name), arguments, environment, start) }
+    unsafe { with_detour(|found| found.search(name), arguments, environment, start) }
 }
 
 /// posix_spawn(3).
@@ -92,12 +91,24 @@ pub unsafe extern "C" fn posix_spawn(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    let spawn = |path, arguments| {
-        next!(c"posix_spawn" as fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
-            (pid, path, actions, attributes, arguments, environment); libc::ENOSYS)
+    let start = |detour: Option<Detour>| {
+        let (path, arguments) = detour.unwrap_or((path, arguments));
+        real_spawn(pid, path, actions, attributes, arguments, environment)
     };
     // SAFETY: the application's own arguments.
-    unsafe { with_detour(path, arguments, environment, spawn) }
+    unsafe { with_detour(|_| path, arguments, environment, start) }
+}
+
+fn real_spawn(
+    pid: *mut libc::pid_t,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    next!(c"posix_spawn" as fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+        (pid, path, actions, attributes, arguments, environment); libc::ENOSYS)
 }
 
 /// posix_spawnp(3).
@@ -110,51 +121,60 @@ pub unsafe extern "C" fn posix_spawnp(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
-    let mut found = Text::new();
-    let spawn = |path, instead| {
-        if instead == arguments {
-            return next!(c"posix_spawnp" as fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
-                (pid, name, actions, attributes, arguments, environment); libc::ENOSYS);
+    let start = |detour| match detour {
+        Some((program, instead)) => real_spawn(pid, program, actions, attributes, instead, environment),
+        None => {
+            next!(c"posix_spawnp" as fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+            (pid, name, actions, attributes, arguments, environment); libc::ENOSYS)
         }
-        next!(c"posix_spawn" as fn(*mut libc::pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
-            (pid, path, actions, attributes, instead, environment); libc::ENOSYS)
     };
     // SAFETY: the application's own arguments.
-    unsafe { with_detour(found.search(name), arguments, environment, spawn) }
+    unsafe { with_detour(|found| found.search(name), arguments, environment, start) }
 }
+
+/// What is started instead, and its arguments.
+type Detour = (*const c_char, Strings);
 
 /// Arguments that a program may have to be started by `run`.
 const ARGUMENTS: usize = 500;
 
-/// Calls `start` with the path and the arguments, or with those of `run` for a static executable.
+/// Calls `start`, with `run` and its arguments for a static executable. `find` tells its path; it is asked only if that
+/// matters.
 ///
 /// # Safety
 /// Those of execve: strings, and arrays of them, with their ends.
 unsafe fn with_detour(
-    path: *const c_char,
+    find: impl FnOnce(&mut Text) -> *const c_char,
     arguments: Strings,
     environment: Strings,
-    start: impl FnOnce(*const c_char, Strings) -> c_int,
+    start: impl FnOnce(Option<Detour>) -> c_int,
 ) -> c_int {
     // SAFETY: passed on.
-    let Some(run) = (unsafe { entry(environment, config::ENV_BINARY) }) else {
-        return start(path, arguments);
-    };
-    if path.is_null() || arguments.is_null() || backend() == Backend::Kmod || is_traced() {
-        return start(path, arguments);
+    let (run, preload) =
+        unsafe { (entry(environment, config::ENV_BINARY), entry(environment, config::PRELOAD)) };
+    // Whoever takes the library from a program's environment takes the device from it, whatever kind it is of.
+    let Some(run) = run.filter(|_| preload.is_some()) else { return start(None) };
+    if arguments.is_null() || backend() == Backend::Kmod || is_traced() {
+        return start(None);
     }
     let before = sys::errno();
+    let mut found = Text::new();
+    let path = find(&mut found);
     // SAFETY: a terminated string.
-    let wanted = is_static(unsafe { CStr::from_ptr(path) }, true) && activate::hello() == Ok(0);
+    let wanted =
+        !path.is_null() && is_static(unsafe { CStr::from_ptr(path) }, true) && activate::hello() == Ok(0);
     sys::set_errno(before);
     if !wanted {
-        return start(path, arguments);
+        return start(None);
     }
     let mut here = Text::new();
     // Without a slash it lies in the current directory: `run` would look for it in PATH.
     // SAFETY: a terminated string.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     let program = if bytes.contains(&b'/') { path } else { here.join(&[b"./", bytes]) };
+    if program.is_null() {
+        return start(None);
+    }
     let mut line = [null::<c_char>(); ARGUMENTS + 6];
     let head = [run, c"run".as_ptr(), c"--instead-of".as_ptr()];
     let mut used = 0;
@@ -175,17 +195,14 @@ unsafe fn with_detour(
         }
         while !(*rest).is_null() {
             let Some(place) = line.get_mut(used).filter(|_| used < ARGUMENTS + 5) else {
-                return start(path, arguments);
+                return start(None);
             };
             *place = *rest;
             used += 1;
             rest = rest.add(1);
         }
     }
-    if program.is_null() {
-        return start(path, arguments);
-    }
-    start(run, line.as_ptr())
+    start(Some((run, line.as_ptr())))
 }
 
 /// The layer trace doesn't serve static programs: `run` couldn't do more than complain.

@@ -427,9 +427,11 @@ fn a_static_program_that_a_dynamic_one_starts_has_no_device() {
             assert_eq!(number == pid.to_string(), same, "{script}: {outcome}");
             assert!(outcome.stderr.is_empty(), "{script}: {outcome}");
         }
-        // Without `run`, and where the environment was cleared, all is as it was.
-        let outcome = stage.program(Mode::Run, account, "env").arg("-i").arg(&name).run();
-        assert!(outcome.stdout.ends_with(" 1 none\n"), "{outcome}");
+        // Where the environment was cleared, or the library taken from it, all is as without `run`.
+        for cleared in [&["-i"][..], &["-u", "LD_PRELOAD"]] {
+            let outcome = stage.program(Mode::Run, account, "env").args(cleared).arg(&name).run();
+            assert!(outcome.stdout.ends_with(" 1 none\n"), "{cleared:?}: {outcome}");
+        }
     }
 }
 

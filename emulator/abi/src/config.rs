@@ -16,6 +16,8 @@ pub const ENV_LOG_FILE: &str = "UMMUNOTIFY_LOG_FILE";
 /// `1`: the supervisor prints statistics when a process that opened the device ends.
 pub const ENV_STATS: &str = "UMMUNOTIFY_STATS";
 
+/// What the loader preloads, separated by colons or spaces (ld.so(8)).
+pub const PRELOAD: &str = "LD_PRELOAD";
 /// File name of the preloadable library.
 pub const SHIM_FILE: &str = "libummunotify_shim.so";
 /// First argument that makes the binary a supervisor; the control socket is descriptor [`SUPERVISE_FD`].

@@ -191,7 +191,7 @@ impl Settings {
             (config::ENV_BACKEND, self.backend.name().into()),
             (config::ENV_TRAP, self.layers.to_string().into()),
             (config::ENV_IO_URING, self.rings.name().into()),
-            ("LD_PRELOAD", preload(shim, std::env::var_os("LD_PRELOAD").as_deref())),
+            (config::PRELOAD, preload(shim, std::env::var_os(config::PRELOAD).as_deref())),
         ];
         names.extend(self.log.map(|level| (config::ENV_LOG, level.name().into())));
         names.extend(self.log_file.clone().map(|path| (config::ENV_LOG_FILE, path.into_os_string())));
