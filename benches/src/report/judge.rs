@@ -256,16 +256,20 @@ fn device(rows: &mut Vec<Row>, sources: &Sources) {
 
 fn table_and_memory(rows: &mut Vec<Row>, sources: &Sources) {
     for (what, words, limit) in [
-        ("away from all regions", "miss far away", 5.0),
-        ("among neighbours, one place", "miss among neighbours, one place", 60.0),
-        ("among neighbours, at random", "miss among neighbours, random places", 400.0),
+        ("away from all regions", "miss far away", Some(5.0)),
+        ("among neighbours, one place", "miss among neighbours, one place", Some(60.0)),
+        ("among neighbours, at random", "miss among neighbours, random places", Some(400.0)),
+        ("at random, a load a node alone", "loads alone, one a node, random places", None),
+        ("at random, three loads a node alone", "loads alone, three a node, random places", None),
     ] {
         let lines = sources.engine.iter().flatten();
         let mut fitting = lines.filter(|line| line.regions == MILLION && line.what.ends_with(words));
-        rows.push(
-            Row::at_most(format!("look at the table, 1000000 regions, {what}"), Unit::Nanoseconds, limit)
-                .value(fitting.next().map(|line| line.median)),
-        );
+        let figure = format!("look at the table, 1000000 regions, {what}");
+        let row = match limit {
+            Some(limit) => Row::at_most(figure, Unit::Nanoseconds, limit),
+            None => Row::told(figure, Unit::Nanoseconds),
+        };
+        rows.push(row.value(fitting.next().map(|line| line.median)));
     }
     let number = |name: &str| sources.numbers.as_ref()?.get(name).copied();
     for (what, name, limit) in [

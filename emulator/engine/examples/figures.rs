@@ -42,6 +42,36 @@ fn record(engine: &Engine, range: PageRange) {
     black_box(engine.record(range));
 }
 
+/// Memory like an index of so many regions: levels of nodes of 512 bytes, each as full as insertion at random leaves it.
+struct Levels(Vec<Vec<[u64; 64]>>);
+
+impl Levels {
+    fn of(regions: u64) -> Self {
+        const ENTRIES: usize = 11;
+        let mut levels = Vec::new();
+        let mut nodes = regions as usize;
+        while nodes > 1 {
+            nodes = nodes.div_ceil(ENTRIES);
+            levels.push(vec![[0; 64]; nodes]);
+        }
+        // Pages that were never written are one and the same.
+        levels.iter_mut().flatten().for_each(|node| *node = black_box([0; 64]));
+        levels.reverse();
+        Self(levels)
+    }
+
+    /// Loads words at `places` in a node of each level, each load from where the one before says.
+    fn descend(&self, random: u64, places: &[usize]) {
+        let mut read = 0;
+        for level in &self.0 {
+            let node = &level[(u128::from(random + read as u64) * level.len() as u128 >> 63) as usize];
+            for place in places {
+                read = black_box(node[place + read] as usize);
+            }
+        }
+    }
+}
+
 /// The look that comes before any recording.
 fn look(engine: &Engine, range: PageRange) {
     black_box(engine.hits(black_box(range)));
@@ -89,6 +119,19 @@ fn figures(regions: u64) {
             look(&engine, gap(pick(at)));
         })
     });
+    // What memory alone takes of that: an end, a start and a child's number lie in three lines of a node.
+    let levels = Levels::of(regions);
+    let mut descents = |places: &[usize]| {
+        time(1_000, |_| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            levels.descend(random >> 1, places);
+        })
+    };
+    line("loads alone, one a node, random places", descents(&[24]));
+    line("loads alone, three a node, random places", descents(&[24, 8, 56]));
+    drop(levels);
     line("begin + record + end, hit of a queued region", {
         time(2_000, |_| {
             let begin = engine.begin();
