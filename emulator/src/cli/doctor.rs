@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::io::{self, Write};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use ummunotify::available::{self, try_trace, yama_scope};
 use ummunotify::backend::{Backend as _, Kmod, Obstacle};
@@ -13,11 +14,14 @@ use ummunotify::trap::layers::{Layers, Net};
 use super::probe::host;
 use super::probe::{Answer, notify};
 use super::run::own_path;
+use super::trial::attempt;
 use super::{DoctorArguments, EXIT_USAGE, Failure};
 use ummunotify_sys::uffd::{Memory, Way};
 
 /// Column at which the answers begin.
 const ANSWERS: usize = 64;
+/// How long the start of a program and its open of the device may take.
+const OPENING: Duration = Duration::from_secs(10);
 
 /// Prints the report; 0 if `ummunotify run` works here, else 1.
 pub(super) fn main(options: &DoctorArguments) -> Result<i32, Failure> {
@@ -116,14 +120,10 @@ fn try_inline() -> Result<(), String> {
     let mut command = Command::new(&binary);
     command
         .args(["run", "--backend", "emulated", "--trap", "inline,notify", "--log", "warn", "--"])
-        .arg(&binary);
-    let output = command
-        .args(["bench", "--worker", "device"])
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|e| e.to_string())?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() && said.is_empty() { Ok(()) } else { Err(complaint(&said).to_owned()) }
+        .arg(&binary)
+        .args(["bench", "--worker", "device"]);
+    let trial = attempt(&mut command, OPENING).map_err(|e| e.to_string())?;
+    if trial.success && trial.said.is_empty() { Ok(()) } else { Err(complaint(&trial.said).to_owned()) }
 }
 
 /// Of what the library said the reason.

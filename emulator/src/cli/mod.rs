@@ -10,6 +10,7 @@ mod probe;
 mod run;
 mod supervise;
 mod switch;
+mod trial;
 
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -23,7 +23,8 @@ const RESUMED: [libc::c_long; 11] = [
 ];
 
 /// True if all threads of the process but `asker`, which sleeps until it is answered, sleep in calls that go on after a
-/// stop as if nothing had been. False if that can't be seen.
+/// stop as if nothing had been. False if that can't be seen. A thread that wakes behind this look, and makes another
+/// call before it is stopped, isn't seen either.
 pub fn is_sound(pid: u32, asker: u32) -> bool {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
     for task in tasks {
