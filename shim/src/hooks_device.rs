@@ -50,20 +50,15 @@ fn vector(parts: *const libc::iovec, count: c_int) -> Target {
     Target::Vector(parts, usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-type Read = unsafe extern "C" fn(c_int, *mut c_void, usize) -> isize;
 static READ: Next = Next::new(c"read");
 
 /// read(2). Programs call it most of all; on what is known to be no device it costs few instructions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
-    if table::is_known(fd)
-        && let Some(next) = READ.found()
-    {
-        // SAFETY: libc's function, or another hook's, with the application's own arguments.
-        return unsafe { core::mem::transmute::<usize, Read>(next)(fd, buffer, len) };
-    }
-    // SAFETY: the application's own arguments.
-    unsafe { read_perhaps(fd, buffer, len) }
+    let next = if table::is_known(fd) { READ.found() } else { None };
+    next!(in next => as fn(c_int, *mut c_void, usize) -> isize; (fd, buffer, len);
+        // SAFETY: the application's own arguments.
+        unsafe { read_perhaps(fd, buffer, len) })
 }
 
 #[inline(never)]
@@ -71,13 +66,9 @@ unsafe extern "C" fn read_perhaps(fd: c_int, buffer: *mut c_void, len: usize) ->
     if let Some(result) = read_ours(fd, Target::Buffer(buffer, len)) {
         return result;
     }
-    let Some(next) = READ.get() else {
+    next!(in READ.get() => as fn(c_int, *mut c_void, usize) -> isize; (fd, buffer, len);
         // SAFETY: the application's own arguments.
-        let result = unsafe { sys::call(libc::SYS_read, fd as usize, buffer as usize, len, 0, 0, 0) };
-        return sys::libc_result(result);
-    };
-    // SAFETY: as in `read`.
-    unsafe { core::mem::transmute::<usize, Read>(next)(fd, buffer, len) }
+        sys::libc_result(unsafe { sys::call(libc::SYS_read, fd as usize, buffer as usize, len, 0, 0, 0) }))
 }
 
 /// read(2) as _FORTIFY_SOURCE calls it.
@@ -294,14 +285,23 @@ pub unsafe fn mmap_by_syscall(
     fd: c_int,
     offset: c_long,
 ) -> *mut c_void {
-    mmap_or((len, protection, flags, fd, offset), |fd| {
-        let args = [at as usize, len, protection as usize, flags as usize, fd as usize, offset as usize];
-        // SAFETY: the application's own arguments.
-        sys::libc_result(unsafe { inline::call(libc::SYS_mmap, args) }) as *mut c_void
-    })
+    // SAFETY: the application's own arguments.
+    mmap_or((len, protection, flags, fd, offset), |fd| unsafe { map(at, len, protection, flags, fd, offset) })
 }
 
-type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
+/// The call itself, as a patched site makes it.
+unsafe fn map(
+    at: *mut c_void,
+    len: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: c_long,
+) -> *mut c_void {
+    let args = [at as usize, len, protection as usize, flags as usize, fd as usize, offset as usize];
+    // SAFETY: the caller's own arguments.
+    sys::libc_result(unsafe { inline::call(libc::SYS_mmap, args) }) as *mut c_void
+}
 
 macro_rules! mmap_hooks {
     ($($hook:ident $name:literal;)*) => {$(
@@ -311,14 +311,11 @@ macro_rules! mmap_hooks {
             at: *mut c_void, len: usize, protection: c_int, flags: c_int, fd: c_int, offset: c_long,
         ) -> *mut c_void {
             static NEXT: Next = Next::new($name);
-            if flags & libc::MAP_ANONYMOUS != 0
-                && let Some(next) = NEXT.found()
-            {
-                // SAFETY: libc's function, or another hook's, with the application's own arguments.
-                return unsafe { core::mem::transmute::<usize, Mmap>(next)(at, len, protection, flags, fd, offset) };
-            }
-            // SAFETY: the application's own arguments.
-            unsafe { mmap_perhaps(at, len, protection, flags, fd, offset, &NEXT) }
+            let next = if flags & libc::MAP_ANONYMOUS != 0 { NEXT.found() } else { None };
+            next!(in next => as fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
+                (at, len, protection, flags, fd, offset);
+                // SAFETY: the application's own arguments.
+                unsafe { mmap_perhaps(at, len, protection, flags, fd, offset, &NEXT) })
         }
     )*};
 }
@@ -333,16 +330,11 @@ unsafe fn mmap_perhaps(
     offset: c_long,
     next: &Next,
 ) -> *mut c_void {
-    let real = |fd: c_int| {
-        let Some(next) = next.get() else {
-            let args = [at as usize, len, protection as usize, flags as usize, fd as usize, offset as usize];
-            let [at, len, protection, flags, fd, offset] = args;
+    let real = |fd| {
+        next!(in next.get() => as fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
+            (at, len, protection, flags, fd, offset);
             // SAFETY: the application's own arguments.
-            let result = unsafe { sys::call(libc::SYS_mmap, at, len, protection, flags, fd, offset) };
-            return sys::libc_result(result) as *mut c_void;
-        };
-        // SAFETY: as in the hooks.
-        unsafe { core::mem::transmute::<usize, Mmap>(next)(at, len, protection, flags, fd, offset) }
+            unsafe { map(at, len, protection, flags, fd, offset) })
     };
     mmap_or((len, protection, flags, fd, offset), real)
 }

@@ -83,7 +83,7 @@ impl Next {
 }
 
 /// Calls the next definition of a function: `next!(NAME as fn type; arguments; otherwise)`, where the last
-/// is evaluated if there is none.
+/// is evaluated if there is none; `next!(in ADDRESS => as ...)` where [`Next`] was asked for it already.
 #[macro_export]
 macro_rules! next {
     ($name:literal as fn($($kind:ty),* $(; $($variadic:ty),*)?) -> $result:ty; ($($argument:expr),*), ($($tail:expr),*); $otherwise:expr) => {{
@@ -99,7 +99,10 @@ macro_rules! next {
     }};
     ($name:literal as fn($($kind:ty),*) -> $result:ty; ($($argument:expr),*); $otherwise:expr) => {{
         static NEXT: $crate::real::Next = $crate::real::Next::new($name);
-        match NEXT.get() {
+        $crate::next!(in NEXT.get() => as fn($($kind),*) -> $result; ($($argument),*); $otherwise)
+    }};
+    (in $address:expr => as fn($($kind:ty),*) -> $result:ty; ($($argument:expr),*); $otherwise:expr) => {
+        match $address {
             Some(address) => {
                 type Function = unsafe extern "C" fn($($kind),*) -> $result;
                 // SAFETY: the function found by this name has this type; the arguments are the caller's own.
@@ -107,5 +110,5 @@ macro_rules! next {
             }
             None => $otherwise,
         }
-    }};
+    };
 }

@@ -122,7 +122,7 @@ impl Engine {
 
     /// Notes that one of the opener's threads has recorded a hit: looking ahead is worth it. Rarely writes.
     #[inline]
-    pub fn look_ahead(&self) {
+    pub fn hit_in_process(&self) {
         let vain = &self.arena.header().vain_looks;
         if vain.load(Relaxed) > VAIN_LOOKS / 2 {
             vain.store(0, Relaxed);

@@ -92,7 +92,7 @@ fn recorded(frame: &mut Frame, n: u32, engine: Engine, done: Recorded) {
     if done == Recorded::Missed {
         return;
     }
-    engine.look_ahead();
+    engine.hit_in_process();
     if engine.wants_bell() {
         // Without `block`: bytes were taken out in between.
         block(frame);

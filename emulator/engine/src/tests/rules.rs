@@ -535,7 +535,7 @@ fn registrations_look_ahead_while_hits_come() {
     };
     let hit = |n: u64| {
         engine.record(pages(n, n + 1));
-        engine.look_ahead();
+        engine.hit_in_process();
     };
     assert_eq!(come_and_go(1000, true), 64, "nothing is hit");
     assert_eq!(come_and_go(1000, true), 0);
