@@ -1,5 +1,7 @@
 //! The main loop: trapped calls in, answers out.
 
+mod aside;
+mod contexts;
 mod home;
 mod miss;
 mod trace;
@@ -13,28 +15,24 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{EpollEvent, EpollFlags, EpollTimeout};
 use ummunotify_abi::PageRange;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
-use ummunotify_engine::{Reason, Statistics};
+use ummunotify_engine::Reason;
 use ummunotify_sys::notify::{Notification, Ready};
 use ummunotify_sys::process;
 
 use self::home::Home;
 use self::trace::Tracer;
 pub use self::trace::block_signal as block_child_signal;
-use super::caller::Caller;
 use super::clerk::{self, Entrance};
 use super::context::Context;
 use super::crowded::CrowdedTarget;
 use super::desk::Desk;
-use super::fault::{self, Untold};
+use super::fault::Untold;
 use super::gate::Held;
 use super::log;
-use super::open_call;
 use super::shared::{Message, Shared};
 use super::socket::{Connection, Door};
 use super::space::Space;
-use super::task;
 use super::worker::{Finding, Job};
-use crate::target::{ProcessTarget, Target as _};
 use crate::trap::device::DeviceCall;
 use crate::trap::effect::{Effect, effect};
 use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
@@ -305,32 +303,6 @@ impl MainLoop {
         }
     }
 
-    fn watch(&mut self, space: Arc<Space>, context: Arc<Context>) {
-        // POLLERR on a pipe's write end: nobody has the read end any more (poll(2)).
-        let bell = EpollEvent::new(EpollFlags::EPOLLERR, Source::Bell(context.number).word());
-        if let Err(e) = self.shared.epoll.add(context.bell(), bell) {
-            log::warning!("context {}: can't be watched for its end: {e}", context.number);
-        }
-        if let Some(door) = context.door() {
-            let asked = EpollEvent::new(EpollFlags::EPOLLIN, Source::ContextDoor(context.number).word());
-            if let Err(e) = self.shared.epoll.add(door.as_fd(), asked) {
-                log::warning!("context {}: other holders can't be served: {e}", context.number);
-            }
-        }
-        if self.watched_processes.insert(space.pid) {
-            let ended = EpollEvent::new(EpollFlags::EPOLLIN, Source::Process(space.pid).word());
-            if let Err(e) = self.shared.epoll.add(space.pidfd(), ended) {
-                log::warning!("process {}: can't be watched for its end: {e}", space.pid);
-            }
-        }
-        // What was found out before this open is old.
-        self.findings();
-        // A process that opens anew after execve, or a forked child that opens, was a stranger before.
-        self.strangers.clear();
-        self.members.clear();
-        self.contexts.insert(context.number, (space, context));
-    }
-
     fn start_serving(&mut self) {
         self.serving = self.shared.gate.listener.get().is_some() && !self.hung_up;
     }
@@ -348,86 +320,6 @@ impl MainLoop {
         if let Some(connection) = connection {
             self.serve_connection(connection, Entrance::Door);
         }
-    }
-
-    /// Every descriptor of the context is closed. It goes, unless its counter is still mapped: such a counter
-    /// must go on counting.
-    fn last_closed(&mut self, number: u64) {
-        let Some((space, context)) = self.contexts.get(&number) else { return };
-        let _ = self.shared.epoll.delete(context.bell());
-        self.look_for_counter(space, context);
-    }
-
-    /// Looks for the counter in the opener's mapping table, on a thread of its own, since that can wait.
-    fn look_for_counter(&self, space: &Arc<Space>, context: &Arc<Context>) {
-        let number = context.number;
-        let (shared, look) = (Arc::clone(&self.shared), (Arc::clone(space), Arc::clone(context)));
-        let started =
-            std::thread::Builder::new().name("look".into()).stack_size(256 * 1024).spawn(move || {
-                let (space, context) = look;
-                let alive = !space.is_gone() && space.process_alive();
-                let at = if alive { mapped_counter(&shared, &space, &context) } else { None };
-                shared.tell(Message::CounterSeen(number, at));
-            });
-        if let Err(e) = started {
-            log::warning!("context {number}: can't look whether its counter is mapped: {e}");
-        }
-    }
-
-    fn counter_seen(&mut self, number: u64, at: Option<PageRange>) {
-        let Some((space, context)) = self.contexts.get(&number) else { return };
-        // The process may have ended since it was seen, and its end been handled before this message.
-        let at = at.filter(|_| space.process_alive());
-        let before = context.lingering();
-        context.set_lingering(at);
-        space.tell_recorders();
-        if at.is_none() {
-            self.free(number);
-        } else if before.is_none() && space.is_inline() {
-            // The process's own threads, whose calls weren't trapped until now, may have unmapped it meanwhile.
-            self.recheck = Some(Instant::now() + Duration::from_millis(10));
-        }
-    }
-
-    fn free(&mut self, number: u64) {
-        let Some((space, context)) = self.contexts.remove(&number) else { return };
-        if let Some(door) = context.door() {
-            let _ = self.shared.epoll.delete(door.as_fd());
-        }
-        if wants_statistics() {
-            super::log::print(format_args!(
-                "process {}, context {number}: {}{}",
-                space.pid,
-                summary(&context.engine.statistics()),
-                unwatched(&space)
-            ));
-        }
-        log::info!("context {number} of process {} is closed", space.pid);
-        if space.is_inline() {
-            context.retire();
-        }
-        self.shared.remove(number);
-    }
-
-    /// Looks again at contexts whose counter was still mapped.
-    fn recheck_lingering(&self) {
-        for (space, context) in self.contexts.values() {
-            if context.lingering().is_some() {
-                self.look_for_counter(space, context);
-            }
-        }
-    }
-
-    fn process_ended(&mut self, pid: u32) {
-        self.watched_processes.remove(&pid);
-        for space in self.shared.spaces() {
-            if space.pid == pid {
-                let _ = self.shared.epoll.delete(space.pidfd());
-            }
-        }
-        self.recheck_lingering();
-        self.shared.sweep();
-        self.members.clear();
     }
 
     fn findings(&mut self) {
@@ -735,118 +627,6 @@ impl MainLoop {
         }
         None
     }
-
-    /// A ring is about to be set up: the call waits until userfaultfd watches. That can wait for the target's
-    /// mapping lock, as the call's own mappings would.
-    fn before_ring(&self, call: &Trapped, spaces: Vec<Arc<Space>>) {
-        let Trapped { held, .. } = *call;
-        if self.shared.layers.fault == FaultLayer::Off
-            || spaces.iter().all(|s| s.fault.is_on() && s.fault.bypass())
-        {
-            self.proceed(held);
-            return;
-        }
-        if let ([space], Held::Notified(id)) = (spaces.as_slice(), held)
-            && space.lacks_userfaultfd_of_a_shim()
-        {
-            return self.before_ring_without_shim(call, id, Arc::clone(space));
-        }
-        self.aside(held, Vec::new(), PageRange::ALL, move |shared| {
-            for space in &spaces {
-                if let Err(e) = space.expect_bypass(&shared.kernel) {
-                    let errno = e.raw_os_error().map_or(nix::Error::EIO, nix::Error::from_raw);
-                    fault::say_missing(space, errno, "it sets up an io_uring ring");
-                }
-            }
-        });
-    }
-
-    /// The same where no shim has given a userfaultfd: the program is made to.
-    fn before_ring_without_shim(&self, call: &Trapped, id: u64, space: Arc<Space>) {
-        let shared = Arc::clone(&self.shared);
-        let call = Notification {
-            id,
-            tid: call.tid,
-            arch: call.call.arch,
-            nr: call.call.nr,
-            args: call.call.args,
-            instruction_pointer: call.behind,
-        };
-        let started =
-            std::thread::Builder::new().name("aside".into()).stack_size(256 * 1024).spawn(move || {
-                let Some(listener) = shared.gate.listener.get() else { return };
-                let caller = Caller { call: &call, listener };
-                if !open_call::before_ring(&shared, &caller, &space) {
-                    caller.proceed();
-                }
-            });
-        if let Err(e) = started {
-            log::warning!("can't start a thread: {e}; userfaultfd may miss what is to come");
-            self.shared.gate.listener_says(|listener| listener.proceed(id));
-        }
-    }
-
-    /// A userfaultfd of the application is about to watch something: ours steps aside, for a range can have one only.
-    fn before_own_watch(&self, call: &Trapped, argument: u64, spaces: Vec<Arc<Space>>) {
-        if spaces.iter().all(|s| !s.fault.is_on()) {
-            self.proceed(call.held);
-            return;
-        }
-        let tid = call.tid;
-        self.aside(call.held, Vec::new(), PageRange::ALL, move |shared| {
-            let mut target = ProcessTarget::new(tid.cast_signed(), true, &shared.kernel);
-            let mut words = [0u8; 16];
-            let range = match target.read_memory(argument, &mut words) {
-                Ok(()) => {
-                    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| words[at + i]));
-                    PageRange::new(word(0), word(0).saturating_add(word(8)))
-                }
-                Err(_) => PageRange::ALL,
-            };
-            for space in &spaces {
-                if space.give_away(range, &shared.kernel) {
-                    log::warning!(
-                        "process {}: a userfaultfd of its own watches [{:#x},{:#x}): ours doesn't any more, and what \
-                         io_uring changes there goes unseen",
-                        space.pid,
-                        range.start,
-                        range.end
-                    );
-                }
-            }
-        });
-    }
-
-    /// Does something that can wait for a target on a thread of its own, before a call goes on.
-    /// It goes on as one that was recorded in `spaces` as `piece`.
-    fn aside(
-        &self,
-        held: Held,
-        spaces: Vec<Arc<Space>>,
-        piece: PageRange,
-        work: impl FnOnce(&Shared) + Send + 'static,
-    ) {
-        let (shared, theirs) = (Arc::clone(&self.shared), spaces.clone());
-        let started =
-            std::thread::Builder::new().name("aside".into()).stack_size(256 * 1024).spawn(move || {
-                work(&shared);
-                shared.gate.recorded_elsewhere(held, &theirs, &[piece]);
-            });
-        if let Err(e) = started {
-            log::warning!("can't start a thread: {e}; userfaultfd may miss what is to come");
-            self.shared.gate.recorded(held, &spaces, &[piece]);
-        }
-    }
-
-    /// A closed context whose counter may be unmapped by this call is looked at again soon.
-    fn note_lingering(&mut self, spaces: &[Arc<Space>], reach: Reach) {
-        let touched = spaces
-            .iter()
-            .any(|space| space.any(|c| c.lingering().is_some_and(|at| reach.ranges().any(|r| r.hits(at)))));
-        if touched {
-            self.recheck = Some(Instant::now() + Duration::from_millis(10));
-        }
-    }
 }
 
 /// Whether a task is in the space, as far as the kernel tells.
@@ -854,52 +634,7 @@ fn lives_in(space: &Space, tid: u32) -> bool {
     process::has_thread(space.pid, tid) || process::same_address_space(tid, space.pid).unwrap_or(true)
 }
 
-/// Where a client still maps the context's counter; the shim's own mapping is the shared and writable one.
-fn mapped_counter(shared: &Shared, space: &Space, context: &Context) -> Option<PageRange> {
-    match task::mappings(space.pid, &shared.kernel) {
-        Ok(table) => {
-            table.iter().find(|m| context.is_counter(m) && !(m.shared && m.prot & 2 != 0)).map(|m| m.range)
-        }
-        Err(e) => {
-            log::debug!("process {}: {e}", space.pid);
-            None
-        }
-    }
-}
-
 /// Whether the environment asks for them.
 fn wants_statistics() -> bool {
     std::env::var(ummunotify_abi::config::ENV_STATS).is_ok_and(|v| v == "1")
-}
-
-/// The statistics in one line; what made everything invalid is named with its count.
-fn summary(statistics: &Statistics) -> String {
-    let mut line = format!(
-        "{} regions registered, {} unregistered, {} invalidations recorded, {} of them hit, {} events read",
-        statistics.registered,
-        statistics.unregistered,
-        statistics.invalidations,
-        statistics.hits,
-        statistics.reported
-    );
-    if statistics.announced > 0 {
-        line += &format!(
-            "; {} told by userfaultfd alone, {} of them hit nothing",
-            statistics.announced, statistics.vain
-        );
-    }
-    for reason in Reason::ALL {
-        let times = statistics.everything(reason);
-        if times > 0 {
-            line += &format!("; everything invalid {times} times: {}", reason.name());
-        }
-    }
-    line
-}
-
-fn unwatched(space: &Space) -> String {
-    match space.fault.unwatched() {
-        0 => String::new(),
-        n => format!("; userfaultfd couldn't watch {n} times"),
-    }
 }
