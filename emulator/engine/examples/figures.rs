@@ -64,7 +64,7 @@ impl Levels {
     fn descend(&self, random: u64, places: &[usize]) {
         let mut read = 0;
         for level in &self.0 {
-            let node = &level[(u128::from(random + read as u64) * level.len() as u128 >> 63) as usize];
+            let node = &level[((u128::from(random + read as u64) * level.len() as u128) >> 63) as usize];
             for place in places {
                 read = black_box(node[place + read] as usize);
             }
