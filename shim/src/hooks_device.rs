@@ -1,6 +1,7 @@
 //! ioctl, the read family, writes at an offset and mmap.
 
 use core::ffi::{c_int, c_long, c_ulong, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::memory::Target;
 use crate::real::Next;
@@ -303,24 +304,43 @@ unsafe fn map(
     sys::libc_result(unsafe { inline::call(libc::SYS_mmap, args) }) as *mut c_void
 }
 
+type Mmap = unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
+
 macro_rules! mmap_hooks {
-    ($($hook:ident $name:literal;)*) => {$(
+    ($($hook:ident $name:literal $plain:ident $perhaps:ident;)*) => {$(
         /// mmap(2). Of memory it costs few instructions.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $hook(
             at: *mut c_void, len: usize, protection: c_int, flags: c_int, fd: c_int, offset: c_long,
         ) -> *mut c_void {
+            if flags & libc::MAP_ANONYMOUS != 0 {
+                let known = $plain.load(Ordering::Relaxed);
+                // SAFETY: a function of this kind, with the application's own arguments.
+                return unsafe {
+                    core::mem::transmute::<*mut c_void, Mmap>(known)(at, len, protection, flags, fd, offset)
+                };
+            }
+            // SAFETY: the application's own arguments.
+            unsafe { $perhaps(at, len, protection, flags, fd, offset) }
+        }
+
+        /// The next function once it is known, and until then what looks for it: nothing is to be asked.
+        static $plain: AtomicPtr<c_void> = AtomicPtr::new($perhaps as *mut c_void);
+
+        #[inline(never)]
+        unsafe extern "C" fn $perhaps(
+            at: *mut c_void, len: usize, protection: c_int, flags: c_int, fd: c_int, offset: c_long,
+        ) -> *mut c_void {
             static NEXT: Next = Next::new($name);
-            let next = if flags & libc::MAP_ANONYMOUS != 0 { NEXT.found() } else { None };
-            next!(in next => as fn(*mut c_void, usize, c_int, c_int, c_int, c_long) -> *mut c_void;
-                (at, len, protection, flags, fd, offset);
-                // SAFETY: the application's own arguments.
-                unsafe { mmap_perhaps(at, len, protection, flags, fd, offset, &NEXT) })
+            if let Some(next) = NEXT.get() {
+                $plain.store(core::ptr::with_exposed_provenance_mut(next), Ordering::Relaxed);
+            }
+            // SAFETY: the application's own arguments.
+            unsafe { mmap_perhaps(at, len, protection, flags, fd, offset, &NEXT) }
         }
     )*};
 }
 
-#[inline(never)]
 unsafe fn mmap_perhaps(
     at: *mut c_void,
     len: usize,
@@ -340,6 +360,6 @@ unsafe fn mmap_perhaps(
 }
 
 mmap_hooks! {
-    mmap c"mmap";
-    mmap64 c"mmap64";
+    mmap c"mmap" PLAIN mmap_first;
+    mmap64 c"mmap64" PLAIN64 mmap64_first;
 }

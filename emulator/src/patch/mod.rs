@@ -25,13 +25,13 @@ use std::time::Duration;
 
 use image::Image;
 use site::Site;
-use ummunotify_inline::{IMAGE_BASE, IMAGE_SPAN};
+use ummunotify_inline::{IMAGE_BASE, IMAGE_SPAN, MAP_FIXED, nr};
 use ummunotify_sys::halt;
 
 /// How long threads may take to stop.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Bytes of a stub, and its alignment.
-const STUB: u64 = 32;
+/// Alignment of a stub, in bytes.
+const STUB: u64 = 16;
 
 /// A process's memory, by /proc/TID/mem: readable and, text included, writable for whoever may trace it.
 #[derive(Debug)]
@@ -96,13 +96,15 @@ pub fn patch(pid: u32, entry: u64, alone: bool) -> io::Result<usize> {
 /// The stub and the jump of each site of an image.
 fn plan(image: &Image, entry: u64) -> Vec<Change> {
     let sites = site::find(image);
-    let first = image.room.start.next_multiple_of(STUB);
+    let mut free = image.room.start;
     let mut changes = Vec::new();
-    for (site, at) in sites.iter().zip((first..).step_by(STUB as usize)) {
-        if at + STUB > image.room.end {
+    for site in &sites {
+        let at = free.next_multiple_of(STUB);
+        let (Some(stub), Some(jump)) = (stub(site, at, entry), jump(site.at, at)) else { continue };
+        free = at + stub.len() as u64;
+        if free > image.room.end {
             break;
         }
-        let (Some(stub), Some(jump)) = (stub(site, at, entry), jump(site.at, at)) else { continue };
         changes.push(Change { at, before: vec![0; stub.len()], after: stub });
         let before = [&site.bytes()[..], &[0x0f, 0x05]].concat();
         changes.push(Change { at: site.at, before, after: jump });
@@ -111,10 +113,15 @@ fn plan(image: &Image, entry: u64) -> Vec<Change> {
 }
 
 /// `mov $number,%eax; lea BEHIND(%rip),%r11; movabs $entry,%rcx; jmp *%rcx`: the call itself overwrites rcx and r11.
+/// An mmap without MAP_FIXED, which nobody looks at, goes back at once: `test $MAP_FIXED,%r10b; jz SYSCALL` behind the mov.
 fn stub(site: &Site, at: u64, entry: u64) -> Option<Vec<u8>> {
     let mut bytes = site.bytes().to_vec();
+    if site.number == nr::MMAP && site.forgets_flags {
+        bytes.extend([0x41, 0xf6, 0xc2, MAP_FIXED as u8, 0x0f, 0x84]);
+        bytes.extend(relative(at + 15, site.at + 5)?);
+    }
     bytes.extend([0x4c, 0x8d, 0x1d]);
-    bytes.extend(relative(at + 12, site.at + 7)?);
+    bytes.extend(relative(at + bytes.len() as u64 + 4, site.at + 7)?);
     bytes.extend([0x48, 0xb9]);
     bytes.extend(entry.to_le_bytes());
     bytes.extend([0xff, 0xe1]);
@@ -176,7 +183,13 @@ mod tests {
                 let mut decoder = iced_x86::Decoder::with_ip(64, &jump.after, jump.at, 0);
                 assert_eq!(decoder.decode().near_branch_target(), stub.at);
                 let decoder = iced_x86::Decoder::with_ip(64, &stub.after, stub.at, 0);
-                let stub: Vec<_> = decoder.into_iter().collect();
+                let mut stub: Vec<_> = decoder.into_iter().collect();
+                if number == nr::MMAP {
+                    let [test, back] = [stub.remove(1), stub.remove(1)];
+                    assert_eq!((test.op0_register(), test.immediate8()), (iced_x86::Register::R10L, 0x10));
+                    assert_eq!(back.code(), iced_x86::Code::Je_rel32_64);
+                    assert_eq!(back.near_branch_target(), jump.at + 5);
+                }
                 assert_eq!(stub.len(), 4);
                 assert_eq!((stub[0].mnemonic(), stub[0].immediate32()), (iced_x86::Mnemonic::Mov, number));
                 assert_eq!(stub[1].ip_rel_memory_address(), jump.at + 7);

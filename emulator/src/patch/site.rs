@@ -1,6 +1,6 @@
 //! Finding sites: by pattern, then by decoding the function that holds it.
 
-use iced_x86::{Code, Decoder, DecoderOptions, Register};
+use iced_x86::{Code, Decoder, DecoderOptions, Mnemonic, Register};
 use ummunotify_abi::PageRange;
 use ummunotify_inline::{NUMBERS, TASKS, nr};
 
@@ -16,6 +16,8 @@ pub(super) struct Site {
     pub(super) at: u64,
     /// The call's number.
     pub(super) number: u32,
+    /// The arithmetic flags that the call comes with are overwritten before anything reads them.
+    pub(super) forgets_flags: bool,
 }
 
 impl Site {
@@ -35,7 +37,9 @@ pub(super) fn find(image: &Image) -> Vec<Site> {
             continue;
         }
         let number = u32::from_le_bytes([window[1], window[2], window[3], window[4]]);
-        let site = Site { at: image.text.start + offset as u64, number };
+        let at = image.text.start + offset as u64;
+        let forgets_flags = forgets_flags(text.get(offset + window.len()..).unwrap_or_default());
+        let site = Site { at, number, forgets_flags };
         if (NUMBERS.contains(&number) || TASKS.contains(&number))
             && let Some(function) = image.bounds.function(site.at, image)
             && if number == nr::CLONE3 {
@@ -48,6 +52,13 @@ pub(super) fn find(image: &Image) -> Vec<Site> {
         }
     }
     sites
+}
+
+/// Whether code, but for moves, begins with a comparison: it sets all flags, and moves read none.
+fn forgets_flags(code: &[u8]) -> bool {
+    let instructions = Decoder::new(64, code, DecoderOptions::NONE).into_iter().take(4);
+    let next = instructions.map(|i| i.mnemonic()).find(|m| !matches!(m, Mnemonic::Mov | Mnemonic::Lea));
+    matches!(next, Some(Mnemonic::Cmp | Mnemonic::Test))
 }
 
 /// Whether the function decodes to its end, with these two instructions in it, and none of its branches leads
@@ -125,7 +136,7 @@ mod tests {
 
     fn sound(code: &[u8], at: u64) -> bool {
         let text = PageRange::new(AT, AT + code.len() as u64);
-        is_sound(&Site { at, number: 11 }, text, text, code)
+        is_sound(&Site { at, number: 11, forgets_flags: false }, text, text, code)
     }
 
     /// As glibc 2.36 has it.
@@ -137,7 +148,7 @@ mod tests {
 
     #[test]
     fn tasks_find_back_by_a_register_that_is_used() {
-        let site = Site { at: AT, number: nr::CLONE3 };
+        let site = Site { at: AT, number: nr::CLONE3, forgets_flags: true };
         let (function, text) = (PageRange::new(AT, AT + 5), PageRange::new(AT, AT + 53));
         assert!(makes_tasks(&site, function, text, &CLONE3));
         assert!(!is_sound(&site, function, text, &CLONE3));
@@ -149,6 +160,30 @@ mod tests {
         assert!(!makes_tasks(&site, function, text, &CLONE3[..40]));
         // Another function than the one that is known.
         assert!(!makes_tasks(&site, PageRange::new(AT, AT + 10), text, &CLONE3));
+    }
+
+    #[test]
+    fn flags_that_are_read_behind_a_call_are_lost() {
+        // cmp $-4096,%rax as in glibc; with a mov before; test %eax,%eax.
+        for code in
+            [&[0x48, 0x3d, 0, 0xf0, 0xff, 0xff][..], &[0x89, 0xc2, 0x3d, 0, 0xf0, 0xff, 0xff], &[0x85, 0xc0]]
+        {
+            assert!(forgets_flags(code), "{code:x?}");
+        }
+        // jz; setz %dl; adc; cmovz; inc, which leaves the carry; call; ret; pushf; nothing.
+        for code in [
+            &[0x74, 0][..],
+            &[0x0f, 0x94, 0xc2],
+            &[0x48, 0x83, 0xd0, 0],
+            &[0x48, 0x0f, 0x44, 0xc2],
+            &[0xff, 0xc0],
+            &[0xe8, 0, 0, 0, 0],
+            &[0xc3],
+            &[0x9c],
+            &[],
+        ] {
+            assert!(!forgets_flags(code), "{code:x?}");
+        }
     }
 
     #[test]

@@ -187,7 +187,8 @@ const COMPAT_REQUESTS: &[u32] = &[
 ];
 
 /// MAP_FIXED alone replaces; with MAP_FIXED_NOREPLACE the kernel refuses to (4.17).
-const REPLACES: Test = Test::Each(&[Test::AnyBit(3, MAP_FIXED), Test::NoBit(3, MAP_FIXED_NOREPLACE)]);
+pub(crate) const REPLACES: Test =
+    Test::Each(&[Test::AnyBit(3, MAP_FIXED), Test::NoBit(3, MAP_FIXED_NOREPLACE)]);
 /// A copy of the address space, or a task on it that is neither a thread nor waited for.
 const COPIES_OR_SHARES: Test =
     Test::Some(&[Test::NoBit(0, CLONE_VM), Test::NoBit(0, CLONE_THREAD | CLONE_VFORK)]);
