@@ -4,10 +4,11 @@ mod aside;
 mod contexts;
 mod home;
 mod miss;
+mod strangers;
 mod trace;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -20,6 +21,7 @@ use ummunotify_sys::notify::{Notification, Ready};
 use ummunotify_sys::process;
 
 use self::home::Home;
+use self::strangers::Strangers;
 use self::trace::Tracer;
 pub use self::trace::block_signal as block_child_signal;
 use super::clerk::{self, Entrance};
@@ -122,9 +124,7 @@ pub struct MainLoop {
     /// Tasks that were seen in a space. A wrong entry costs a spurious invalidation while there is one space; with
     /// more of them it would miss one, so then it isn't used: the number may have come back in another space.
     members: BTreeMap<u32, Arc<Space>>,
-    /// Processes (by first task) that were seen in no space. A wrong entry would miss invalidations: each use
-    /// asks the pidfd, opened before that was seen, whether it still is that process.
-    strangers: HashMap<u32, OwnedFd>,
+    strangers: Strangers,
     pending: VecDeque<Arc<Job>>,
     desk: Desk,
     /// Calls come from the listener.
@@ -155,7 +155,7 @@ impl MainLoop {
             contexts: HashMap::new(),
             watched_processes: HashSet::new(),
             members: BTreeMap::new(),
-            strangers: HashMap::new(),
+            strangers: Strangers::new(),
             pending: VecDeque::new(),
             desk: Desk::new(),
             serving: false,

@@ -46,12 +46,10 @@ impl MainLoop {
         {
             return Home::Space(Arc::clone(space));
         }
-        if let Some(pidfd) = self.strangers.get(&tid) {
-            if process::pidfd_alive(pidfd) {
-                return Home::Elsewhere;
-            }
-            self.strangers.remove(&tid);
+        if self.strangers.has(tid) {
+            return Home::Elsewhere;
         }
+        self.strangers.remove(tid);
         let spaces: Vec<_> =
             spaces.into_iter().filter(|space| !space.is_gone() && (idle || !space.is_idle())).collect();
         let lives_in = |space: &&Arc<Space>| {
@@ -89,9 +87,6 @@ impl MainLoop {
         }
         // A pidfd can be had of a process's first task only; other tasks of strangers are looked up each time.
         if let Ok(pidfd) = pidfd {
-            if self.strangers.len() >= 4096 {
-                self.strangers.clear();
-            }
             self.strangers.insert(tid, pidfd);
         }
         Home::Elsewhere

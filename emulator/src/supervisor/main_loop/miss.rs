@@ -1,8 +1,6 @@
 //! A trapped call that hits nothing: most of them, and the one thing that each of them pays for is the way through here.
 //! So nothing is allocated, and little touched: after the switch between two processes each page costs.
 
-use ummunotify_sys::process;
-
 use super::{MainLoop, Trapped};
 use crate::trap::operation::{Decoded, Operation};
 
@@ -14,7 +12,7 @@ impl MainLoop {
         // As in `home`.
         let member = self.members.get(&trapped.tid).filter(|_| self.shared.has_one_space());
         let Some(space) = member else {
-            return self.strangers.get(&trapped.tid).is_some_and(process::pidfd_alive);
+            return self.strangers.has(trapped.tid);
         };
         // Which calls are on their way matters to whoever begins to watch: of some even if nobody watches yet.
         if operation.fails_on_watched().is_some() || !space.fault.is_quiet() {

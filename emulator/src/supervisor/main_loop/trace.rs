@@ -459,6 +459,6 @@ impl MainLoop {
     /// The number of that task means nothing any more.
     fn forget(&mut self, tid: u32) {
         self.members.remove(&tid);
-        self.strangers.remove(&tid);
+        self.strangers.remove(tid);
     }
 }
