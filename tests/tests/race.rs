@@ -2,7 +2,7 @@
 
 use std::env;
 use std::time::Duration;
-use ummunotify_tests::{Account, Client, Mode, Outcome, Stage, say};
+use ummunotify_tests::{Account, Client, Mode, Outcome, Stage, say, skip};
 
 /// Rounds of the default runs; `UMMUNOTIFY_RACE_ROUNDS` sets another number (a million for the long run).
 const ROUNDS: u64 = 50_000;
@@ -73,13 +73,17 @@ fn revalidate(layers: &str, mode: Mode, account: Account, rounds: u64, until: &[
     (raced, stale)
 }
 
-/// Under layers that see the end of each call. `UMMUNOTIFY_REVALIDATE_ROUNDS` sets another number of rounds (a million
-/// for the long run).
-fn stays_stale(layers: &str) {
-    let rounds: u64 = match env::var("UMMUNOTIFY_REVALIDATE_ROUNDS") {
+/// `UMMUNOTIFY_REVALIDATE_ROUNDS` sets another number of rounds (a million for the long run).
+fn revalidations() -> u64 {
+    match env::var("UMMUNOTIFY_REVALIDATE_ROUNDS") {
         Ok(text) => text.parse().unwrap_or_else(|e| panic!("UMMUNOTIFY_REVALIDATE_ROUNDS={text}: {e}")),
         Err(_) => 10_000,
-    };
+    }
+}
+
+/// Under layers that see the end of each call.
+fn stays_stale(layers: &str) {
+    let rounds = revalidations();
     for (nth, account) in Account::available().into_iter().enumerate() {
         let rounds = if nth == 0 { rounds } else { rounds / 5 };
         let least = rounds / 20;
@@ -99,6 +103,25 @@ fn a_registration_made_during_an_operation_stays_stale_under_trace() {
 #[test]
 fn a_registration_made_during_an_operation_stays_stale_under_inline() {
     stays_stale("inline,notify");
+}
+
+/// A munmap in the process is over before another processor could do anything: here it is stopped behind its event. By
+/// notify the same is stale, or it would tell nothing.
+#[test]
+fn a_registration_made_amid_a_munmap_stays_stale_under_inline() {
+    if !Account::available().contains(&Account::Root) {
+        return skip("a munmap that is stopped behind its event", "SCHED_FIFO is root's");
+    }
+    let run = |layers, rounds, least: u64| {
+        revalidate(layers, Mode::Run, Account::Root, rounds, &[&least.to_string(), "nap"])
+    };
+    let (raced, stale) = run("notify", 100, 0);
+    assert!(stale > 0 && stale <= raced, "{stale} of {raced}");
+    let rounds = revalidations() / 4;
+    let least = rounds / 500;
+    let (raced, stale) = run("inline,notify", rounds, least);
+    assert_eq!(stale, 0, "{stale} of {raced}");
+    assert!(raced >= least, "only {raced} re-validated in time");
 }
 
 /// Notify sees no end of an operation. If the race didn't show that, it would tell nothing about other layers.

@@ -4,7 +4,7 @@
  * Whoever reads it at once, registers again and pins again gets the old page, and then the page goes. Without a
  * second event at the end of the operation the new registration is stale, and the counter says that it is current.
  *
- *   repin ROUNDS LEAST [lose]
+ *   repin ROUNDS LEAST [lose | nap]
  *
  * One thread puts a stamped page at an address, waits until the other has registered and pinned it, and takes it
  * away: by munmap, by moving it, by MADV_DONTNEED, by MAP_FIXED. The other is a registration cache that does
@@ -14,6 +14,10 @@
  *
  * Prints how often the old page was pinned again after the event ("raced", else nothing was tested) and how often
  * that stayed stale. It goes on until LEAST have raced; with lose, until so many were stale.
+ *
+ * Where the operation follows its event within nanoseconds, another processor is too slow to come between. With nap all
+ * is munmap, both threads share a processor, and the cache, which has the higher priority (SCHED_FIFO: root), sleeps while
+ * nothing has changed: now and then its timer stops the other one just there, and it has all the time that it needs.
  */
 #define _GNU_SOURCE
 #include "bout.h"
@@ -29,7 +33,9 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PAGE 4096UL
@@ -42,7 +48,7 @@ static char *page, *place;
 static int device;
 static const volatile uint64_t *counter;
 static struct bout bout;
-static bool lose;
+static bool lose, nap;
 /* The last round, once that is known. */
 static _Atomic uint64_t last = UINT64_MAX;
 /* Rounds: the page is there; the cache has pinned it; it is gone; the cache has looked whether its entry is current. */
@@ -64,6 +70,24 @@ static void wait_for(_Atomic uint64_t *word, uint64_t value)
 		if (i % 64 == 63)
 			sched_yield();
 	}
+}
+
+/* Long enough for the other thread to come to something. */
+static void sleep_a_little(void)
+{
+	struct timespec time = { .tv_nsec = 20000 };
+
+	nanosleep(&time, NULL);
+}
+
+/* For another time each time, about as long as the sleep is. */
+static void do_something(void)
+{
+	static uint32_t seed = 1;
+
+	seed = seed * 1103515245 + 12345;
+	for (uint32_t turns = (seed >> 16) % 8192; turns > 0; turns--)
+		__asm__ volatile("");
 }
 
 /* The stamp of the page, 0 if there is none. */
@@ -106,12 +130,21 @@ static uint64_t sum(const uint64_t of[WAYS])
 	return all;
 }
 
+static int way_of(uint64_t round)
+{
+	return nap ? MUNMAP : round / 2 % WAYS;
+}
+
 static void *cache(void *unused)
 {
+	/* Sleeps are as long as they say. */
+	prctl(PR_SET_TIMERSLACK, 1);
 	for (uint64_t round = 1;; round++) {
 		uint64_t generation, stamp;
 		int repinned = 0;
 
+		while (nap && atomic_load(&there) != round)
+			sleep_a_little();
 		wait_for(&there, round);
 		if (round > atomic_load(&last))
 			break;
@@ -134,12 +167,14 @@ static void *cache(void *unused)
 				repinned |= stamp == round;
 			} else if (over == round) {
 				break;
+			} else if (nap) {
+				sleep_a_little();
 			} else if (i % 64 == 63) {
 				sched_yield();
 			}
 		}
-		raced[round / 2 % WAYS] += repinned;
-		stale[round / 2 % WAYS] += stamp == round;
+		raced[way_of(round)] += repinned;
+		stale[way_of(round)] += stamp == round;
 		atomic_store(&looked, round);
 	}
 	return unused;
@@ -156,11 +191,22 @@ int main(int argc, char **argv)
 	uint64_t round;
 
 	if (argc < 3) {
-		fprintf(stderr, "usage: repin ROUNDS LEAST [lose]\n");
+		fprintf(stderr, "usage: repin ROUNDS LEAST [lose | nap]\n");
 		return 2;
 	}
 	bout_begin(&bout, argv[1], argv[2]);
 	lose = argc > 3 && strcmp(argv[3], "lose") == 0;
+	nap = argc > 3 && strcmp(argv[3], "nap") == 0;
+	if (nap) {
+		cpu_set_t one;
+
+		must(sched_getaffinity(0, sizeof(one), &one) == 0, "sched_getaffinity");
+		for (int n = CPU_SETSIZE - 1, kept = 0; n >= 0; n--) {
+			if (CPU_ISSET(n, &one) && kept++ > 0)
+				CPU_CLR(n, &one);
+		}
+		must(sched_setaffinity(0, sizeof(one), &one) == 0, "sched_setaffinity");
+	}
 	device = open("/dev/ummunotify", O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 	must(device >= 0, "open /dev/ummunotify");
 	counter = mmap(NULL, 8, PROT_READ, MAP_SHARED, device, 0);
@@ -169,14 +215,20 @@ int main(int argc, char **argv)
 	place = map_at(NULL, 0);
 	must(page != MAP_FAILED && place != MAP_FAILED, "mmap");
 	must(pthread_create(&thread, NULL, cache, NULL) == 0, "pthread_create");
+	if (nap) {
+		errno = pthread_setschedparam(thread, SCHED_FIFO, &(struct sched_param){ .sched_priority = 1 });
+		must(errno == 0, "SCHED_FIFO");
+	}
 
 	/* The other thread has counted the round before: it has looked. */
 	for (round = 1; bout_goes_on(&bout, round, sum(lose ? stale : raced)); round++) {
-		int way = round / 2 % WAYS;
+		int way = way_of(round);
 
 		*(volatile uint64_t *)page = round;
 		atomic_store(&there, round);
 		wait_for(&pinned, round);
+		if (nap)
+			do_something();
 		switch (way) {
 		case MUNMAP:
 			must(munmap(page, PAGE) == 0, "munmap");
