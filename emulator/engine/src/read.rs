@@ -91,6 +91,20 @@ fn read_queued<P: Port>(
             result => return result,
         }
     }
+    read_many(engine, guard, room, patient, port, ending)
+}
+
+/// With as much room as there can be: on its own, since many a thread's stack is small. The other way isn't a call, which
+/// would cost it 50 instructions.
+#[inline(never)]
+fn read_many<P: Port>(
+    engine: &Engine,
+    guard: &Guard,
+    room: usize,
+    patient: bool,
+    port: &mut P,
+    ending: Ending,
+) -> Result<usize, Stopped<P::Error>> {
     read_locked::<MAX_RECORDS, P>(engine, guard, room, patient, port, ending)
 }
 
@@ -104,8 +118,7 @@ enum Stopped<E> {
     Failed(ReadError<E>),
 }
 
-/// With places for `N` records, however much room there is. On its own, since many a thread's stack is small.
-#[inline(never)]
+/// With places for `N` records, however much room there is.
 fn read_locked<const N: usize, P: Port>(
     engine: &Engine,
     guard: &Guard,
