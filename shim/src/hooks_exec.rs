@@ -135,11 +135,14 @@ pub unsafe extern "C" fn posix_spawnp(
 /// What is started instead, and its arguments.
 type Detour = (*const c_char, Strings);
 
-/// Arguments that a program may have to be started by `run`.
+/// Arguments that a program may have to be started by `run`; and so many as most have.
 const ARGUMENTS: usize = 500;
+const FEW: usize = 32;
+/// Words that come before them.
+const WORDS: usize = 6;
 
 /// Calls `start`, with `run` and its arguments for a static executable. `find` tells its path; it is asked only if that
-/// matters.
+/// matters. Handlers on a small stack start programs, too: what needs room has a frame of its own.
 ///
 /// # Safety
 /// Those of execve: strings, and arrays of them, with their ends.
@@ -152,17 +155,16 @@ unsafe fn with_detour(
     // SAFETY: passed on.
     let (run, preload) =
         unsafe { (entry(environment, config::ENV_BINARY), entry(environment, config::PRELOAD)) };
-    // Whoever takes the library from a program's environment takes the device from it, whatever kind it is of.
+    // Whoever takes what is preloaded from a program's environment takes the device from it, whatever kind it is of.
     let Some(run) = run.filter(|_| preload.is_some()) else { return start(None) };
     if arguments.is_null() || backend() == Backend::Kmod || is_traced() {
         return start(None);
     }
     let before = sys::errno();
-    let mut found = Text::new();
-    let path = find(&mut found);
+    let mut text = Text::new();
+    let path = find(&mut text);
     // SAFETY: a terminated string.
-    let wanted =
-        !path.is_null() && is_static(unsafe { CStr::from_ptr(path) }, true) && activate::hello() == Ok(0);
+    let wanted = !path.is_null() && is_static(unsafe { CStr::from_ptr(path) }) && activate::hello() == Ok(0);
     sys::set_errno(before);
     if !wanted {
         return start(None);
@@ -175,32 +177,43 @@ unsafe fn with_detour(
     if program.is_null() {
         return start(None);
     }
-    let mut line = [null::<c_char>(); ARGUMENTS + 6];
-    let head = [run, c"run".as_ptr(), c"--instead-of".as_ptr()];
-    let mut used = 0;
-    for word in head {
-        line[used] = word;
-        used += 1;
-    }
-    let mut rest = arguments;
-    // SAFETY: an array with its end, of which only what comes before that is passed.
+    // SAFETY: an array with its end.
+    let count = (0..).take_while(|n| unsafe { !(*arguments.add(*n)).is_null() }).count();
+    // SAFETY: passed on.
     unsafe {
-        // The name that the program is to see.
-        line[used] = if (*rest).is_null() { path } else { *rest };
-        line[used + 1] = c"--".as_ptr();
-        line[used + 2] = program;
-        used += 3;
-        if !(*rest).is_null() {
-            rest = rest.add(1);
+        if count <= FEW {
+            detour::<{ FEW + WORDS }>(run, path, program, arguments, count, start)
+        } else if count <= ARGUMENTS {
+            detour::<{ ARGUMENTS + WORDS }>(run, path, program, arguments, count, start)
+        } else {
+            start(None)
         }
-        while !(*rest).is_null() {
-            let Some(place) = line.get_mut(used).filter(|_| used < ARGUMENTS + 5) else {
-                return start(None);
-            };
-            *place = *rest;
-            used += 1;
-            rest = rest.add(1);
-        }
+    }
+}
+
+/// Calls `start` with `run` and its arguments for `program`, which has `count` of its own.
+///
+/// # Safety
+/// There are so many, and no more than `N` less [`WORDS`].
+#[inline(never)]
+unsafe fn detour<const N: usize>(
+    run: *const c_char,
+    path: *const c_char,
+    program: *const c_char,
+    arguments: Strings,
+    count: usize,
+    start: impl FnOnce(Option<Detour>) -> c_int,
+) -> c_int {
+    // SAFETY: passed on.
+    let own = unsafe { core::slice::from_raw_parts(arguments, count) };
+    // The name that the program is to see.
+    let shown = own.first().copied().unwrap_or(path);
+    let head = [run, c"run".as_ptr(), c"--instead-of".as_ptr(), shown, c"--".as_ptr(), program];
+    let mut line = [null::<c_char>(); N];
+    let words = head.iter().chain(own.iter().skip(1));
+    // What follows the last word stays null.
+    for (place, word) in line.iter_mut().zip(words) {
+        *place = *word;
     }
     start(Some((run, line.as_ptr())))
 }
@@ -232,25 +245,34 @@ unsafe fn entry(environment: Strings, name: &str) -> Option<*const c_char> {
     None
 }
 
-/// Bytes of a file that are looked at: the program headers follow the first 64, and there are a dozen of them.
-const HEAD: usize = 1024;
+/// Bytes of a file that are looked at at once: what the kernel reads of a script (`BINPRM_BUF_SIZE`), or the first of an
+/// executable's headers, among which there is an interpreter as a rule.
+const HEAD: usize = 256;
 
-/// Whether a file is a 64-bit x86 executable without an interpreter, or (once) a script for such a one.
-fn is_static(path: &CStr, or_script: bool) -> bool {
+/// Whether a file is a 64-bit x86 executable without an interpreter, or a script for such a one.
+#[inline(never)]
+fn is_static(path: &CStr) -> bool {
     let mut head = [0u8; HEAD];
-    let Some(head) = read_head(path, &mut head) else { return false };
-    if let Some(line) = head.strip_prefix(b"#!") {
-        let word = line.split(|b| b"\n".contains(b)).next().unwrap_or_default();
-        let mut words = word.split(|b| b" \t\0".contains(b)).filter(|word| !word.is_empty());
-        let mut interpreter = Text::new();
-        return or_script
-            && words.next().is_some_and(|word| {
-                let path = interpreter.join(&[word]);
-                // SAFETY: not null, so terminated.
-                !path.is_null() && is_static(unsafe { CStr::from_ptr(path) }, false)
-            });
+    let Some(file) = open_executable(path) else { return false };
+    let Some(read) = read_head(&file, &mut head) else { return false };
+    let Some(line) = read.strip_prefix(b"#!") else { return is_static_executable(&file, read) };
+    let line = line.split(|b| b"\n".contains(b)).next().unwrap_or_default();
+    let mut words = line.split(|b| b" \t\0".contains(b)).filter(|word| !word.is_empty());
+    let Some(word) = words.next() else { return false };
+    let mut interpreter = Text::new();
+    let path = interpreter.join(&[word]);
+    if path.is_null() {
+        return false;
     }
+    // SAFETY: not null, so terminated.
+    let Some(file) = open_executable(unsafe { CStr::from_ptr(path) }) else { return false };
+    read_head(&file, &mut head).is_some_and(|read| is_static_executable(&file, read))
+}
+
+/// The same of an executable that begins so.
+fn is_static_executable(file: &Owned, head: &[u8]) -> bool {
     const EM_X86_64: u16 = 62;
+    const PT_INTERP: [u8; 4] = [3, 0, 0, 0];
     let word = |at: usize| head.get(at..at + 2).map_or(0, |b| u16::from(b[0]) | u16::from(b[1]) << 8);
     if !head.starts_with(&[0x7f, b'E', b'L', b'F', 2, 1]) || word(18) != EM_X86_64 {
         return false;
@@ -258,16 +280,22 @@ fn is_static(path: &CStr, or_script: bool) -> bool {
     let offset =
         head.get(32..40).map_or(0, |b| b.iter().rev().fold(0usize, |sum, b| sum << 8 | usize::from(*b)));
     let (size, count) = (usize::from(word(54)), usize::from(word(56)));
-    // A table that isn't all there could hold one: PT_INTERP.
+    // A table that isn't all there could hold one.
     let mut kinds = (0..count).map(|i| {
         let at = size.checked_mul(i)?.checked_add(offset)?;
-        head.get(at..at.checked_add(4)?)
+        let mut kind = [0; PT_INTERP.len()];
+        match head.get(at..at.checked_add(kind.len())?) {
+            Some(bytes) => kind.copy_from_slice(bytes),
+            None if sys::pread(file.get(), &mut kind, at) == kind.len() as isize => {}
+            None => return None,
+        }
+        Some(kind)
     });
-    count > 0 && kinds.all(|kind| kind.is_some_and(|kind| kind != [3, 0, 0, 0]))
+    count > 0 && kinds.all(|kind| kind.is_some_and(|kind| kind != PT_INTERP))
 }
 
-/// The beginning of a regular file that may be executed.
-fn read_head<'a>(path: &CStr, head: &'a mut [u8; HEAD]) -> Option<&'a [u8]> {
+/// A regular file that may be executed.
+fn open_executable(path: &CStr) -> Option<Owned> {
     if sys::access(path.as_ptr(), libc::X_OK) < 0 {
         return None;
     }
@@ -278,19 +306,21 @@ fn read_head<'a>(path: &CStr, head: &'a mut [u8; HEAD]) -> Option<&'a [u8]> {
         return None;
     }
     let file = Owned::new(file as c_int);
-    if sys::fstat(file.get()).is_none_or(|stat| stat.st_mode & libc::S_IFMT != libc::S_IFREG) {
-        return None;
-    }
-    let got = sys::read(file.get(), head);
+    sys::fstat(file.get()).filter(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFREG).map(|_| file)
+}
+
+/// The beginning of a file.
+fn read_head<'a>(file: &Owned, head: &'a mut [u8; HEAD]) -> Option<&'a [u8]> {
+    let got = sys::pread(file.get(), head, 0);
     head.get(..usize::try_from(got).ok()?)
 }
 
-/// Room for a path.
-struct Text([u8; 4096]);
+/// Room for a path. Who has a longer one, which has to be put together, is on its own.
+struct Text([u8; 512]);
 
 impl Text {
     const fn new() -> Self {
-        Self([0; 4096])
+        Self([0; 512])
     }
 
     /// The parts as one terminated string; null if there is no room.
@@ -323,7 +353,8 @@ impl Text {
         for directory in search.split(|b| *b == b':') {
             let directory = if directory.is_empty() { b"." } else { directory };
             let path = self.join(&[directory, b"/", bytes]);
-            if !path.is_null() && sys::access(path, libc::X_OK) == 0 {
+            // Not the next one, which isn't the one that would be taken, if there is no room.
+            if path.is_null() || sys::access(path, libc::X_OK) == 0 {
                 return path;
             }
         }

@@ -185,6 +185,12 @@ pub fn read(fd: c_int, buffer: &mut [u8]) -> isize {
     unsafe { call(libc::SYS_read, fd as usize, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0) }
 }
 
+/// The same at an offset.
+pub fn pread(fd: c_int, buffer: &mut [u8], offset: usize) -> isize {
+    // SAFETY: the slice is valid for its length.
+    unsafe { call(libc::SYS_pread64, fd as usize, buffer.as_mut_ptr() as usize, buffer.len(), offset, 0, 0) }
+}
+
 /// `openat` of a path of ours, which ends in a zero byte; an absolute one ignores the directory.
 pub fn open(path: &[u8], flags: c_int) -> isize {
     debug_assert!(path.last() == Some(&0));

@@ -115,6 +115,13 @@ fn a_registration_made_amid_a_munmap_stays_stale_under_inline() {
     let run = |layers, rounds, least: u64| {
         revalidate(layers, Mode::Run, Account::Root, rounds, &[&least.to_string(), "nap"])
     };
+    let stage = Stage::new();
+    let race = stage.client(&Client::program("repin", &["race/repin.c"]));
+    let outcome =
+        stage.program(Mode::Run, Account::Root, &race).args(["0", "0", "nap"]).limit(PATIENCE).run();
+    if outcome.code() == Some(77) {
+        return skip("a munmap that is stopped behind its event", outcome.stdout.trim_end());
+    }
     let (raced, stale) = run("notify", 100, 0);
     assert!(stale > 0 && stale <= raced, "{stale} of {raced}");
     let rounds = revalidations() / 4;

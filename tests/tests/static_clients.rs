@@ -435,6 +435,33 @@ fn a_static_program_that_a_dynamic_one_starts_has_no_device() {
     }
 }
 
+/// Threads with the least stack there can be, and handlers of crashes, start dynamic programs and static ones.
+#[test]
+fn a_small_stack_is_too_small_to_start_a_program() {
+    let stage = Stage::new();
+    let small = stage.client(&Client::program("small", &["programs/small.c"]));
+    let name = stage.client(&Client::program("name", &["static/name.c"]).fixed());
+    for stack in ["thread", "handler"] {
+        for way in ["execve", "execv", "execvp", "execvpe", "posix_spawn", "posix_spawnp"] {
+            let run = || stage.program(Mode::Run, Account::Ordinary, &small).args([stack, way]);
+            let shell = if way.contains('p') && way != "posix_spawn" { "sh" } else { "/bin/sh" };
+            let outcome = run().args([shell, "-c", "exit 7"]).run();
+            assert_eq!(outcome.code(), Some(7), "{stack} {way}: {outcome}");
+            let outcome = run().arg(&name).arg("one").run();
+            outcome.assert_success();
+            assert!(outcome.stdout.ends_with(" 2 one device\n"), "{stack} {way}: {outcome}");
+        }
+    }
+    // As many arguments as may be, and one more: that one is started plainly.
+    for (count, seen) in [(31, "device"), (32, "device"), (499, "device"), (500, "none")] {
+        let run = stage.program(Mode::Run, Account::Ordinary, &small).args(["thread", "execv"]);
+        let outcome = run.arg(&name).args((0..count).map(|n| n.to_string())).run();
+        outcome.assert_success();
+        let end = format!(" {} {seen}\n", count - 1);
+        assert!(outcome.stdout.ends_with(&end), "{count}: {outcome}");
+    }
+}
+
 #[test]
 fn a_killed_static_client_leaves_something() {
     let stage = Stage::new();

@@ -155,7 +155,7 @@ impl MainLoop {
             contexts: HashMap::new(),
             watched_processes: HashSet::new(),
             members: BTreeMap::new(),
-            strangers: Strangers::new(),
+            strangers: Strangers::new(process::descriptor_limit()),
             pending: VecDeque::new(),
             desk: Desk::new(),
             serving: false,
@@ -317,8 +317,10 @@ impl MainLoop {
             None => self.door.accept(),
             Some(number) => self.contexts.get(&number).and_then(|(_, c)| c.door()).and_then(Door::accept),
         };
-        if let Some(connection) = connection {
-            self.serve_connection(connection, Entrance::Door);
+        match connection {
+            Some(connection) => self.serve_connection(connection, Entrance::Door),
+            // No descriptor is left, perhaps. As above.
+            None => std::thread::sleep(Duration::from_micros(200)),
         }
     }
 

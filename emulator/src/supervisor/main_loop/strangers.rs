@@ -7,7 +7,7 @@ use ummunotify_sys::process;
 
 /// So many are kept before those that have ended are looked for.
 const LEAST: usize = 32;
-/// So many at most.
+/// So many at most, and never more than a quarter of the descriptors that we may have.
 const MOST: usize = 4096;
 
 /// Processes, by their first task, that were seen in no space. A wrong entry would miss invalidations: each use asks the
@@ -16,11 +16,14 @@ const MOST: usize = 4096;
 pub(super) struct Strangers {
     known: HashMap<u32, OwnedFd>,
     room: usize,
+    most: usize,
 }
 
 impl Strangers {
-    pub(super) fn new() -> Self {
-        Self { known: HashMap::new(), room: LEAST }
+    /// For a process that may have `limit` descriptors.
+    pub(super) fn new(limit: u64) -> Self {
+        let most = usize::try_from(limit / 4).unwrap_or(MOST).min(MOST);
+        Self { known: HashMap::new(), room: LEAST.min(most), most }
     }
 
     /// Whether the task is a known one's first.
@@ -28,15 +31,15 @@ impl Strangers {
         self.known.get(&tid).is_some_and(process::pidfd_alive)
     }
 
-    /// Remembers one. Those that have ended go from time to time, so that many short ones in turn need few descriptors:
+    /// Remembers one, as long as there is room: all are forgotten if there is none. Those that have ended go from time to time, so that many short ones in turn need few descriptors:
     /// the kernel's table of these grows slowly in a process with threads.
     pub(super) fn insert(&mut self, tid: u32, pidfd: OwnedFd) {
         if self.known.len() >= self.room {
             self.known.retain(|_, pidfd| process::pidfd_alive(pidfd));
-            if self.known.len() >= MOST {
+            if self.known.len() >= self.most {
                 self.known.clear();
             }
-            self.room = (2 * self.known.len()).clamp(LEAST, MOST);
+            self.room = (2 * self.known.len()).max(LEAST).min(self.most);
         }
         self.known.insert(tid, pidfd);
     }
@@ -72,7 +75,7 @@ mod tests {
 
     #[test]
     fn many_that_end_leave_nothing_and_who_lives_is_forgotten() {
-        let mut strangers = Strangers::new();
+        let mut strangers = Strangers::new(1 << 20);
         let lasting: Vec<_> = (0..LEAST + 8).map(|_| sleeper()).collect();
         lasting.iter().for_each(|child| meet(&mut strangers, child));
         for _ in 0..4 * LEAST {
@@ -89,6 +92,15 @@ mod tests {
         assert!(!strangers.has(lasting[0].id()));
         strangers.clear();
         assert!(!strangers.has(lasting[1].id()));
+        // Where few descriptors can be had, a few are kept.
+        for limit in [0, 4, 64] {
+            let mut strangers = Strangers::new(limit);
+            for child in &lasting {
+                meet(&mut strangers, child);
+                assert!(strangers.has(child.id()));
+                assert!(strangers.known.len() as u64 <= (limit / 4).max(1));
+            }
+        }
         lasting.into_iter().for_each(end);
     }
 }
