@@ -222,10 +222,10 @@ impl Context {
         lock(&self.sleepers).forget(tid);
     }
 
-    /// Has the sleepers woken that a ring found, then rings.
-    pub fn wake(&self, wake: impl FnOnce(Vec<Arc<Sleeper>>)) {
+    /// Has the sleepers woken that a ring found, then rings; what `wake` returns is dropped only then.
+    pub fn wake<T>(&self, wake: impl FnOnce(Vec<Arc<Sleeper>>) -> T) {
         let sleeping = lock(&self.sleepers).take();
-        wake(sleeping);
+        let held = wake(sleeping);
         let mut sleepers = lock(&self.sleepers);
         let (rings, calls) = sleepers.woken();
         for _ in 0..rings {
@@ -237,6 +237,7 @@ impl Context {
         }
         drop(sleepers);
         self.awake.notify_all();
+        drop(held);
         drop(calls);
     }
 

@@ -2,10 +2,10 @@
 //!
 //! A trapped read that finds nothing, and may block, is let go on: it sleeps in the read of the (empty) pipe, where
 //! signals, SA_RESTART and O_NONBLOCK are the kernel's own. A byte would end it with the result 1. So as long as
-//! somebody sleeps no byte is written. Who records calls the *waker*, a thread that first stops each sleeper by ptrace,
-//! reads for it, and lets it go with the result: whatever became of the descriptor's number meanwhile, as in the
-//! kernel. Then the byte is written, for those who poll; and only then the call goes on that invalidates ([`GoOn`]), so
-//! that whoever polls after it finds the descriptor readable.
+//! somebody sleeps no byte is written. Who records calls the *waker*, a thread that first stops each sleeper by ptrace and
+//! reads for it: whatever became of the descriptor's number meanwhile, as in the kernel. Then the byte is written, for
+//! those who poll. Only then the sleepers are let go with their results, and the call goes on that invalidates ([`GoOn`]):
+//! whoever polls after either finds the descriptor readable, if a read left something.
 //!
 //! Where ptrace can't be had of a task (a debugger is attached) the call isn't let go on; it is answered when there
 //! is something to read or a signal came.
@@ -161,12 +161,12 @@ impl Sleeper {
         Self { tid, born: task::born(tid), fd, left: AtomicBool::new(false) }
     }
 
-    /// Makes the task leave the pipe's read with what there is to read, if it still is there.
-    fn wake(&self, space: &Arc<Space>, context: &Arc<Context>) {
+    /// Makes the task leave the pipe's read with what there is to read, if it still is there, when `hold` returns.
+    fn wake(&self, space: &Arc<Space>, context: &Arc<Context>, hold: impl FnOnce()) {
         if !self.may_sleep() {
             return;
         }
-        match self.stop(space, context) {
+        match self.stop(space, context, hold) {
             Err(e)
                 if !matches!(e.raw_os_error(), Some(libc::ESRCH | libc::ETIMEDOUT)) && self.may_sleep() =>
             {
@@ -181,7 +181,7 @@ impl Sleeper {
     }
 
     /// To be called in a thread that ends soon: it traces.
-    fn stop(&self, space: &Arc<Space>, context: &Arc<Context>) -> io::Result<()> {
+    fn stop(&self, space: &Arc<Space>, context: &Arc<Context>, hold: impl FnOnce()) -> io::Result<()> {
         let seized = task::seize(self.tid)?;
         seized.interrupt()?;
         // Asleep or on its way it stops; where it waits for the desk's answer instead, the desk has said so.
@@ -193,6 +193,7 @@ impl Sleeper {
             registers.orig_rax = u64::MAX;
             stopped.set_registers(&registers)?;
         }
+        hold();
         stopped.detach()
     }
 
@@ -315,31 +316,39 @@ fn dispatch(shared: &Arc<Shared>) {
         let theirs = Arc::clone(&context);
         if let Err(e) = thread("waker", move || theirs.wake(|sleepers| wake(sleepers, &space, &theirs))) {
             log::warning!("can't start a thread to wake readers: {e}");
-            context.wake(|_| ());
+            context.wake(drop);
         }
     }
 }
 
-/// Wakes all of them at once, and waits for that: a byte in the pipe would be one too early.
-fn wake(sleepers: Vec<Arc<Sleeper>>, space: &Arc<Space>, context: &Arc<Context>) {
-    let (done, all) = bounded::<()>(0);
+/// Reads for all of them at once, and waits for that: a byte in the pipe would be one too early. They go on when what this
+/// returns is dropped; nothing, where one kept the others waiting for too long.
+fn wake(sleepers: Vec<Arc<Sleeper>>, space: &Arc<Space>, context: &Arc<Context>) -> Option<Sender<()>> {
+    // Nothing is ever sent: each ends when the last one drops its end.
+    let (busy, all) = bounded::<()>(0);
+    let (held, go) = bounded::<()>(0);
     for sleeper in sleepers {
-        let (theirs, done) = ((Arc::clone(&sleeper), Arc::clone(space), Arc::clone(context)), done.clone());
+        let (theirs, busy) = ((Arc::clone(&sleeper), Arc::clone(space), Arc::clone(context)), busy.clone());
+        let go = go.clone();
         let started = thread("tracer", move || {
             let (sleeper, space, context) = theirs;
-            sleeper.wake(&space, &context);
-            drop(done);
+            sleeper.wake(&space, &context, move || {
+                drop(busy);
+                let _ = go.recv();
+            });
         });
         if let Err(e) = started {
             log::debug!("can't start a thread to wake a reader, so it is done here: {e}");
-            sleeper.wake(space, context);
+            sleeper.wake(space, context, || ());
         }
     }
-    drop(done);
-    // Nothing is ever sent: it ends when the last of them is done.
-    if all.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-        log::warning!("context {}: a reader can't be stopped; readiness is late", context.number);
-        context.hurry();
-        let _ = all.recv();
+    drop(busy);
+    if all.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
+        return Some(held);
     }
+    log::warning!("context {}: a reader can't be stopped; readiness is late", context.number);
+    context.hurry();
+    drop(held);
+    let _ = all.recv();
+    None
 }

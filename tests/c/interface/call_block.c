@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -24,6 +25,8 @@ struct reader {
     ssize_t result;
     int error;
     volatile bool done;
+    /* What poll says of the descriptor afterwards. */
+    int left;
 };
 
 static void *read_once(void *reader_)
@@ -245,6 +248,43 @@ TEST(call_read_several_sleepers)
               "a region that was hit", "cookie %llu", (unsigned long long)cookie);
         is("last", r[i].records[r[i].result / 32 - 1].type, UMMUNOTIFY_EVENT_TYPE_LAST);
     }
+}
+
+static void *read_then_poll(void *reader_)
+{
+    struct reader *r = reader_;
+    r->result = read(r->fd, r->records, r->count);
+    struct pollfd p = {.fd = r->fd, .events = POLLIN};
+    r->left = poll(&p, 1, 0);
+    r->done = true;
+    return NULL;
+}
+
+TEST(call_read_a_sleeper_that_leaves_something_finds_it_readable)
+{
+    enum { N = 3, ROUNDS = 50 };
+    int fd = open_device(O_RDONLY), short_ones = 0;
+    char *a = area(N);
+    for (uint64_t i = 0; i < N; i++)
+        reg(fd, i, a + i * PAGE, a + (i + 1) * PAGE);
+    for (int i = 0; i < ROUNDS; i++) {
+        /* Room for one record. */
+        static struct reader r;
+        r = (struct reader){.fd = fd, .count = 32};
+        start(&r.task, read_then_poll, &r);
+        asleep("sleeps", r.task.tid);
+        discard(a, N);
+        if (!ends("wakes", &r.task))
+            return;
+        is("type", r.records[0].type, UMMUNOTIFY_EVENT_TYPE_INVAL);
+        short_ones += r.left != 1;
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        struct ummunotify_event events[N + 1];
+        while (read(fd, events, sizeof events) > 0)
+            ;
+        fcntl(fd, F_SETFL, 0);
+    }
+    is("not_readable_after_it", short_ones, 0);
 }
 
 TEST(call_read_register_and_unregister_dont_wake)
