@@ -33,8 +33,15 @@ impl Path {
     }
 
     fn clear(&mut self) {
-        self.bytes[0] = 0;
-        self.len = 0;
+        self.cut(0);
+    }
+
+    /// Keeps that many bytes at most.
+    fn cut(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        if let Some(end) = self.bytes.get_mut(self.len) {
+            *end = 0;
+        }
     }
 
     /// Adds bytes; the terminator follows. What doesn't fit makes the path empty.
@@ -92,26 +99,23 @@ pub fn find(path: &mut Path, maps: &mut [u8]) -> Result<(), c_int> {
         ]);
         return Err(libc::ENOENT);
     }
-    let mut library = Path::new();
-    find_library(&mut library, maps);
-    let directory = match library.text().iter().rposition(|&b| b == b'/') {
-        Some(slash) => library.text().get(..=slash).unwrap_or_default(),
-        None => &[],
-    };
+    find_library(path, maps);
+    let directory = path.text().iter().rposition(|&b| b == b'/').map_or(0, |slash| slash + 1);
     for way in [&b""[..], b"../bin/"] {
-        path.clear();
-        path.push(directory);
+        path.cut(directory);
         path.push(way);
         path.push(NAME);
-        if !directory.is_empty() && path.is_executable() {
+        // Shorter if there was no room.
+        if directory > 0 && path.len > directory && path.is_executable() {
             return Ok(());
         }
     }
+    path.cut(directory);
     log::error(&[
         Part::Text(
             "can't open /dev/ummunotify: no program ummunotify beside the library or in ../bin of its directory ",
         ),
-        Part::Bytes(directory),
+        Part::Bytes(path.text()),
         Part::Text("; put it there or set "),
         Part::Text(config::ENV_BINARY),
         Part::Text(" to its path"),

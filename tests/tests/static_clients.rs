@@ -435,9 +435,10 @@ fn a_static_program_that_a_dynamic_one_starts_has_no_device() {
     }
 }
 
-/// Threads with the least stack there can be, and handlers of crashes, start dynamic programs and static ones.
+/// Threads with the least stack there can be, and handlers of crashes, start dynamic programs and static ones, and open
+/// the device before anybody else did.
 #[test]
-fn a_small_stack_is_too_small_to_start_a_program() {
+fn a_small_stack_is_too_small_to_start_a_program_or_open_the_device() {
     let stage = Stage::new();
     let small = stage.client(&Client::program("small", &["programs/small.c"]));
     let name = stage.client(&Client::program("name", &["static/name.c"]).fixed());
@@ -450,6 +451,13 @@ fn a_small_stack_is_too_small_to_start_a_program() {
             let outcome = run().arg(&name).arg("one").run();
             outcome.assert_success();
             assert!(outcome.stdout.ends_with(" 2 one device\n"), "{stack} {way}: {outcome}");
+        }
+    }
+    for stack in ["thread", "handler"] {
+        for layers in ["notify", "inline,notify", "trace", "notify,fault"] {
+            let run = stage.program(Mode::Run, Account::Ordinary, &small).layers(layers);
+            let outcome = run.args([stack, "open", "/dev/ummunotify"]).run();
+            assert_eq!(outcome.code(), Some(0), "{stack}, {layers}: {outcome}");
         }
     }
     // As many arguments as may be, and one more: that one is started plainly.
