@@ -21,28 +21,41 @@ pub(super) struct Trial {
 /// # Errors
 /// ETIMEDOUT: that took longer than `limit`; it was killed (its children weren't). Else what the kernel says.
 pub(super) fn attempt(command: &mut Command, limit: Duration) -> io::Result<Trial> {
+    let deadline = Instant::now() + limit;
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    let said = child.stderr.take().map_or(Ok(Vec::new()), |pipe| read_within(pipe, limit));
-    if said.is_err() {
+    let said = child.stderr.take().map_or(Ok(Vec::new()), |pipe| read_until(pipe, deadline));
+    let ended = said.and_then(|said| {
+        // It may have closed its standard error long before.
+        await_readable(ummunotify_sys::process::pidfd_open(child.id())?, deadline)?;
+        Ok(said)
+    });
+    if ended.is_err() {
         let _ = child.kill();
     }
     let status = child.wait()?;
-    Ok(Trial { success: status.success(), said: String::from_utf8_lossy(&said?).into_owned() })
+    Ok(Trial { success: status.success(), said: String::from_utf8_lossy(&ended?).into_owned() })
 }
 
 /// What comes through a pipe until its end.
-fn read_within(mut pipe: impl io::Read + AsFd, limit: Duration) -> io::Result<Vec<u8>> {
-    let deadline = Instant::now() + limit;
+fn read_until(mut pipe: impl io::Read + AsFd, deadline: Instant) -> io::Result<Vec<u8>> {
     let (mut all, mut some) = (Vec::new(), [0; 4096]);
+    loop {
+        await_readable(&pipe, deadline)?;
+        match pipe.read(&mut some)? {
+            0 => return Ok(all),
+            n => all.extend_from_slice(&some[..n]),
+        }
+    }
+}
+
+/// Fails with ETIMEDOUT if it isn't by then.
+fn await_readable(fd: impl AsFd, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now()).as_millis();
         let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], left) {
+        match poll(&mut [PollFd::new(fd.as_fd(), PollFlags::POLLIN)], left) {
             Ok(0) => return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)),
-            Ok(_) => match pipe.by_ref().read(&mut some)? {
-                0 => return Ok(all),
-                n => all.extend_from_slice(&some[..n]),
-            },
+            Ok(_) => return Ok(()),
             Err(nix::Error::EINTR) => {}
             Err(e) => return Err(e.into()),
         }
@@ -69,11 +82,14 @@ mod tests {
     #[test]
     fn who_doesnt_end_is_killed() {
         let file = std::env::temp_dir().join(format!("ummunotify-trial-{}", std::process::id()));
-        let script = format!("echo $$ >'{}'; exec sleep 600", file.display());
-        let refused = shell(&script, Duration::from_millis(500)).map(|_| ());
-        assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
-        let pid = std::fs::read_to_string(&file).expect("it came so far");
-        std::fs::remove_file(&file).expect("it is ours");
-        assert!(!std::path::Path::new("/proc").join(pid.trim()).exists(), "{pid} is left");
+        // The second says nothing any more.
+        for closing in ["", "2>&-"] {
+            let script = format!("echo $$ >'{}'; exec sleep 600 {closing}", file.display());
+            let refused = shell(&script, Duration::from_millis(500)).map(|_| ());
+            assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
+            let pid = std::fs::read_to_string(&file).expect("it came so far");
+            std::fs::remove_file(&file).expect("it is ours");
+            assert!(!std::path::Path::new("/proc").join(pid.trim()).exists(), "{pid} is left");
+        }
     }
 }

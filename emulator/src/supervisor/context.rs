@@ -306,8 +306,9 @@ impl Context {
             return;
         }
         *recorder = Recorder::Ended;
-        self.watch().end();
         self.invalidate_all(Reason::Detached);
+        // Not before: a call that isn't recorded finds the counter moved when it returns.
+        self.watch().end();
     }
 
     /// See [`Self::end`].
@@ -378,4 +379,29 @@ pub(super) fn sealed_memfd(name: &std::ffi::CStr, bytes: u64) -> io::Result<Owne
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     nix::fcntl::fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
     Ok(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    /// A call that is let go without being recorded must find that everything is invalid already.
+    #[test]
+    fn who_ends_says_so_before_calls_are_let_go() {
+        let (context, _device) = Context::create(1, true, None).expect("a context");
+        let before = context.engine.counter();
+        std::thread::scope(|scope| {
+            let watch = context.watch();
+            let ending = scope.spawn(|| context.end());
+            let start = Instant::now();
+            while context.engine.counter() == before {
+                assert!(start.elapsed() < Duration::from_secs(20), "it waits for the watch first");
+                std::thread::yield_now();
+            }
+            drop(watch);
+            ending.join().expect("it ends");
+        });
+        assert!(!context.watch().admits(10) && context.is_ended());
+    }
 }

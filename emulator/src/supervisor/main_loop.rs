@@ -405,14 +405,14 @@ impl MainLoop {
             }
         };
         self.notified += 1;
+        if !self.shared.inbox.is_empty() {
+            // An open that was over before this call began must be known to it.
+            self.messages();
+        }
         if self.shared.attachment.is_silent() && self.contexts.is_empty() && call.nr != nr::PRCTL {
             // Nobody has the device, and nobody is to get it.
             self.proceed(Held::Notified(call.id));
             return false;
-        }
-        if !self.shared.inbox.is_empty() {
-            // An open that was over before this call began must be known to it.
-            self.messages();
         }
         let trapped = Trapped::from(&call);
         // A task without a number here can't be looked at.

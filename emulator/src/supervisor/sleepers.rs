@@ -35,7 +35,7 @@ use crate::trap::policy::nr;
 const BEDS: usize = 1024;
 
 /// How long calls wait for sleepers to wake.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A task that was let into the read of a pipe.
 #[derive(Debug)]

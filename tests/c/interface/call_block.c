@@ -262,7 +262,7 @@ static void *read_then_poll(void *reader_)
 
 TEST(call_read_a_sleeper_that_leaves_something_finds_it_readable)
 {
-    enum { N = 3, ROUNDS = 50 };
+    enum { N = 3, ROUNDS = 10 };
     int fd = open_device(O_RDONLY), short_ones = 0;
     char *a = area(N);
     for (uint64_t i = 0; i < N; i++)
