@@ -1,10 +1,11 @@
 //! Looking regions up without the lock: a bounded walk through the index between two equal even values of
 //! `sequence`. What is found is only a slot number and the registration it had; the slot's state decides.
 
+use core::hint::black_box;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::fence;
 use ummunotify_abi::PageRange;
-use ummunotify_abi::arena::FANOUT;
+use ummunotify_abi::arena::{FANOUT, Node};
 
 use crate::arena::Arena;
 use crate::hook::step;
@@ -93,9 +94,9 @@ fn settled<T>(arena: &Arena, mut look: impl FnMut() -> Result<T, Unknown>) -> Re
 
 /// Whether `range` hits a region.
 ///
-/// One way down the tree: the entries of a node before the first one that ends behind the range's start hold nothing
-/// that hits. If that one starts behind the range's end, neither does any other. Else it hits, provided that the next
-/// one starts before the range's end as well: whatever has its end starts earlier still. If not, it is gone down to.
+/// One way down the tree, by the ends alone: the first region in order that ends behind the range's start lies in the first
+/// child whose largest end does. All before it end too early. If it starts behind the range's end, all after it do; else it
+/// is hit.
 /// No array and no copy: the inline layer runs this where vector registers aren't its own.
 #[inline(always)]
 pub(crate) fn exists(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
@@ -134,6 +135,9 @@ fn descend(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
         if n > FANOUT || level >= above {
             return Err(Unknown::Corrupt);
         }
+        if above < MAX_DEPTH as u32 {
+            ask_for(node);
+        }
         above = level;
         let mut i = 0;
         loop {
@@ -145,14 +149,18 @@ fn descend(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
             }
             i += 1;
         }
-        if start(node, i) >= range.end {
-            return Ok(false);
-        }
-        if level == 0 || i + 1 < n && start(node, i + 1) < range.end {
-            return Ok(true);
+        if level == 0 {
+            return Ok(start(node, i) < range.end);
         }
         at = id(node, i);
     }
+}
+
+/// Has the lines of a node come together that are needed one after the other: below the root they are seldom in the cache.
+/// A load of each is what makes that sure; prefetching gained half as much.
+#[inline(always)]
+fn ask_for(node: &Node) {
+    black_box((end(node, FANOUT / 2), id(node, 0), start(node, 0)));
 }
 
 /// Finds the regions behind `after` that `range` hits; without a range, all of them.
