@@ -135,6 +135,30 @@ fn a_client_that_ends_with_its_counter_mapped_leaves_a_supervisor() {
     }
 }
 
+/// A process that has had the device, and one whose last descriptor is closed, are watched as any other.
+#[test]
+fn a_while_without_the_device_misses_invalidations_or_leaves_a_supervisor() {
+    let stage = Stage::new();
+    let idle = Client::program("idle", &["programs/idle.c"]);
+    let (fixed, idle) = (stage.client(&idle.clone().fixed()), stage.client(&idle));
+    for account in Account::available() {
+        for layers in ["notify", "inline,notify", "trace"] {
+            for mode in Mode::EMULATED {
+                for way in ["heap", "hidden", "again"] {
+                    let program = stage.program(mode, account, &idle).layers(layers).arg(way).limit(BOUND);
+                    program.run().assert_success();
+                }
+                stage.assert_nothing_left();
+            }
+        }
+        for way in ["heap", "hidden", "again"] {
+            let program = stage.program(Mode::Run, account, &fixed).layers("notify").arg(way).limit(BOUND);
+            program.run().assert_success();
+        }
+        stage.assert_nothing_left();
+    }
+}
+
 /// The end of a process's first thread isn't the end of the process.
 #[test]
 fn a_process_without_its_first_thread_misses_invalidations() {

@@ -166,6 +166,10 @@ fn open(shared: &Shared, connection: &Connection, peer: Peer, asked: &Asked) -> 
     if wants {
         granted |= WANTS_USERFAULTFD;
     }
+    if needs_filter == 0 {
+        // Else when it is on.
+        settle::learn_heap(&space, peer.pid, &shared.kernel);
+    }
     let args =
         [context.number, context.inode, shared.token, u64::from(new), granted, std::process::id().into()];
     log::info!("process {}: opened context {}", peer.pid, context.number);
@@ -257,7 +261,9 @@ fn trap_is_set(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Res
     let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
     // Only now no thread can get a ring unseen.
     expect_ring(shared, &space);
-    if let Ok(table) = task::mappings(peer.pid, &shared.kernel) {
+    if left.is_empty()
+        && let Ok(table) = task::mappings(peer.pid, &shared.kernel)
+    {
         space.set_heap_end(maps::heap_end(&table).unwrap_or(0));
     }
     connection.reply(0, [0; 6], &[], &[])?;

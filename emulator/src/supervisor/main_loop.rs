@@ -7,8 +7,8 @@ mod miss;
 mod strangers;
 mod trace;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::os::fd::AsFd;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -120,7 +120,8 @@ pub struct MainLoop {
     door: Door,
     clerks: Arc<AtomicUsize>,
     contexts: HashMap<u64, (Arc<Space>, Arc<Context>)>,
-    watched_processes: HashSet<u32>,
+    /// By their numbers. A pidfd of our own: the one of a space goes with that.
+    watched_processes: HashMap<u32, OwnedFd>,
     /// Tasks that were seen in a space. A wrong entry costs a spurious invalidation while there is one space; with
     /// more of them it would miss one, so then it isn't used: the number may have come back in another space.
     members: BTreeMap<u32, Arc<Space>>,
@@ -153,7 +154,7 @@ impl MainLoop {
             door,
             clerks: Arc::new(AtomicUsize::new(0)),
             contexts: HashMap::new(),
-            watched_processes: HashSet::new(),
+            watched_processes: HashMap::new(),
             members: BTreeMap::new(),
             strangers: Strangers::new(process::descriptor_limit()),
             pending: VecDeque::new(),
@@ -340,11 +341,13 @@ impl MainLoop {
         }
         let now = Instant::now();
         for job in self.pending.iter().take_while(|job| job.due <= now) {
-            if job.claim() {
+            let stuck = |stuck| job.candidates.iter().for_each(|s| s.stuck.store(stuck, Ordering::Release));
+            // Before the claim: the worker that finds it claimed takes this back.
+            stuck(true);
+            if !job.claim() {
+                stuck(false);
+            } else {
                 log::warning!("task {}: {:?} took too long to look at: all invalid", job.tid, job.operation);
-                for space in &job.candidates {
-                    space.stuck.store(true, Ordering::Release);
-                }
                 self.give_up(&job.candidates, job.held, job.tid, &job.operation, &job.spared);
             }
         }

@@ -19,10 +19,10 @@ use super::desk::{self, Visit};
 use super::fault;
 use super::log;
 use super::rings;
+use super::settle;
 use super::shared::Shared;
 use super::space::Space;
 use super::task;
-use crate::target::maps;
 use crate::trap::FaultLayer;
 use crate::trap::device::OpenFlags;
 use crate::trap::policy::ARCH_X86_64;
@@ -113,6 +113,7 @@ fn open(shared: &Arc<Shared>, caller: &Caller<'_>, flags: i32) -> nix::Result<()
     shared.add(&space, &context);
     // Its context is there by now: whatever begins from here on is recorded.
     shared.attachment.settle(shared, &space, process);
+    settle::learn_heap(&space, process, &shared.kernel);
     let has_ring = shared.layers.fault != FaultLayer::Off && rings::has_ring(process);
     let watch = (has_ring || shared.layers.fault == FaultLayer::On) && space.lacks_userfaultfd();
     if new || watch {
@@ -147,9 +148,6 @@ fn open(shared: &Arc<Shared>, caller: &Caller<'_>, flags: i32) -> nix::Result<()
             .map_err(|e| descriptor_errno(&e))?;
     }
     say_notice(caller, &space);
-    if let Ok(table) = task::mappings(process, &shared.kernel) {
-        space.set_heap_end(maps::heap_end(&table).unwrap_or(0));
-    }
     log::info!("process {process}: opened context {} at descriptor {at}", context.number);
     Ok(())
 }

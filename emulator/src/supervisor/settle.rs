@@ -12,6 +12,9 @@ use nix::unistd::Pid;
 
 use super::context::Context;
 use super::shared::{Message, Shared};
+use super::space::Space;
+use super::task;
+use crate::target::{KernelTraits, maps};
 use crate::trap::operation::{Decoded, Operation, Reach, Syscall};
 use crate::trap::policy::ARCH_X86_64;
 
@@ -56,6 +59,18 @@ pub fn settle(shared: &Shared, pid: u32) -> Vec<u32> {
         pause = (pause * 2).min(Duration::from_millis(5));
     }
     left
+}
+
+/// Learns where the heap of a space with an open context ends, if every thread of process `pid` is outside the watched
+/// calls at this moment: from now on what they ask brk for is noted. Else it stays unknown.
+pub fn learn_heap(space: &Space, pid: u32, kernel: &KernelTraits) {
+    let outside = |left: Vec<u32>| left.iter().all(|&tid| look(pid, tid) == Seen::Outside);
+    if space.heap_is_unknown()
+        && threads(pid).is_some_and(outside)
+        && let Ok(table) = task::mappings(pid, kernel)
+    {
+        space.set_heap_end(maps::heap_end(&table).unwrap_or(0));
+    }
 }
 
 /// Follows threads that [`settle`] gave up on until they were seen outside, for at most ten seconds.

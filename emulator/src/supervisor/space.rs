@@ -119,7 +119,13 @@ impl Space {
 
     /// Adds a context.
     pub fn add(&self, context: Arc<Context>) {
-        lock(&self.contexts).push(context);
+        let mut contexts = lock(&self.contexts);
+        if contexts.is_empty() {
+            // Of calls to brk nothing was noted meanwhile.
+            self.set_heap_end(u64::MAX);
+        }
+        contexts.push(context);
+        drop(contexts);
         self.tell_recorders();
     }
 
@@ -267,7 +273,12 @@ impl Space {
         self.many_tasks.load(Ordering::Acquire)
     }
 
-    /// The heap ends here, says the mapping table.
+    /// Whether it isn't known where the heap ends.
+    pub fn heap_is_unknown(&self) -> bool {
+        self.heap_end.load(Ordering::Acquire) == u64::MAX
+    }
+
+    /// The heap ends here, says the mapping table, which was read while nobody was inside a brk that wasn't noted.
     pub fn set_heap_end(&self, end: u64) {
         self.heap_end.store(end, Ordering::Release);
     }

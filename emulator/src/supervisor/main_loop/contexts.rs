@@ -1,5 +1,7 @@
 //! Contexts from their open to their end, which their counter's last mapping can put off.
 
+use std::collections::hash_map::Entry;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,10 +29,16 @@ impl MainLoop {
                 log::warning!("context {}: other holders can't be served: {e}", context.number);
             }
         }
-        if self.watched_processes.insert(space.pid) {
+        if let Entry::Vacant(place) = self.watched_processes.entry(space.pid) {
             let ended = EpollEvent::new(EpollFlags::EPOLLIN, Source::Process(space.pid).word());
-            if let Err(e) = self.shared.epoll.add(space.pidfd(), ended) {
-                log::warning!("process {}: can't be watched for its end: {e}", space.pid);
+            let pidfd = space.pidfd().try_clone_to_owned();
+            let watched = pidfd.and_then(|pidfd| {
+                self.shared.epoll.add(pidfd.as_fd(), ended)?;
+                Ok(pidfd)
+            });
+            match watched {
+                Ok(pidfd) => drop(place.insert(pidfd)),
+                Err(e) => log::warning!("process {}: can't be watched for its end: {e}", space.pid),
             }
         }
         // What was found out before this open is old.
@@ -110,11 +118,8 @@ impl MainLoop {
     }
 
     pub(super) fn process_ended(&mut self, pid: u32) {
-        self.watched_processes.remove(&pid);
-        for space in self.shared.spaces() {
-            if space.pid == pid {
-                let _ = self.shared.epoll.delete(space.pidfd());
-            }
+        if let Some(pidfd) = self.watched_processes.remove(&pid) {
+            let _ = self.shared.epoll.delete(pidfd.as_fd());
         }
         self.recheck_lingering();
         self.shared.sweep();
@@ -132,7 +137,8 @@ impl MainLoop {
     }
 }
 
-/// Where a client still maps the context's counter; the shim's own mapping is the shared and writable one.
+/// Where a client still maps the context's counter; the shim's own mapping is the shared and writable one. Anywhere, as
+/// long as the table can't be read.
 fn mapped_counter(shared: &Shared, space: &Space, context: &Context) -> Option<PageRange> {
     match task::mappings(space.pid, &shared.kernel) {
         Ok(table) => {
@@ -140,7 +146,7 @@ fn mapped_counter(shared: &Shared, space: &Space, context: &Context) -> Option<P
         }
         Err(e) => {
             log::debug!("process {}: {e}", space.pid);
-            None
+            space.process_alive().then_some(PageRange::ALL)
         }
     }
 }
