@@ -142,7 +142,8 @@ fn descend(arena: &Arena, range: PageRange) -> Result<bool, Unknown> {
         let mut i = 0;
         loop {
             if i == n {
-                return Ok(false);
+                // The bounds, or the node above, have said that one does.
+                return Err(Unknown::Corrupt);
             }
             if end(node, i) > range.start {
                 break;
