@@ -295,6 +295,10 @@ fn explain(what: &str, errno: c_int) -> c_int {
             libc::EMFILE => {
                 "; the client needs eight free descriptors for a moment, the supervisor 24 (ulimit -n)"
             }
+            libc::EOPNOTSUPP => {
+                ": system calls are emulated here (valgrind?), and processes don't share memory; run without that, or use \
+                 the kernel module"
+            }
             libc::EAGAIN => "; an open starts two processes (ulimit -u)",
             libc::EFBIG => "; a context's table is a file of 480 MiB, hardly ever filled (ulimit -f)",
             libc::ENOMEM => {

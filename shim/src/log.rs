@@ -91,6 +91,7 @@ fn name(errno: c_int) -> Option<&'static str> {
         libc::EACCES => "EACCES",
         libc::EFAULT => "EFAULT",
         libc::EBUSY => "EBUSY",
+        libc::EOPNOTSUPP => "EOPNOTSUPP",
         libc::EINVAL => "EINVAL",
         libc::EFBIG => "EFBIG",
         libc::EMFILE => "EMFILE",

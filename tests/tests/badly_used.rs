@@ -343,6 +343,23 @@ fn foreign_listener_is_ebusy() {
     }
 }
 
+/// There a child that is to share memory gets a copy of it.
+#[test]
+fn valgrind_is_a_limit_of_processes() {
+    let stage = Stage::new();
+    if let Err(e) = std::process::Command::new("valgrind").arg("--version").output() {
+        return skip("an open under valgrind", &format!("valgrind: {e}"));
+    }
+    let client = stage.client(&Client::program("open_once", &["badly_used/open_once.c"]));
+    let run = stage.program(Mode::Run, Account::Ordinary, "valgrind").env("PATH", "/usr/bin:/bin");
+    let outcome = run.arg("-q").arg(&client).limit(LIMIT).run();
+    assert_eq!((outcome.code(), outcome.stdout.as_str()), (Some(3), "open: EOPNOTSUPP\n"), "{outcome}");
+    for word in ["EOPNOTSUPP", "valgrind?"] {
+        assert!(outcome.stderr.contains(word), "no {word}: {outcome}");
+    }
+    stage.assert_nothing_left();
+}
+
 #[test]
 fn ptrace_forbidden_by_a_profile_is_eperm() {
     for account in Account::available() {
