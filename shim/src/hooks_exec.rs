@@ -155,8 +155,10 @@ unsafe fn with_detour(
     // SAFETY: passed on.
     let (run, preload) =
         unsafe { (entry(environment, config::ENV_BINARY), entry(environment, config::PRELOAD)) };
-    // Whoever takes what is preloaded from a program's environment takes the device from it, whatever kind it is of.
-    let Some(run) = run.filter(|_| preload.is_some()) else { return start(None) };
+    // Whoever takes the library from a program's environment takes the device from it, whatever kind it is of.
+    // SAFETY: a terminated string.
+    let is_ours = |list| is_preloaded(unsafe { CStr::from_ptr(list) }.to_bytes());
+    let Some(run) = run.filter(|_| preload.is_some_and(is_ours)) else { return start(None) };
     if arguments.is_null() || backend() == Backend::Kmod || is_traced() {
         return start(None);
     }
@@ -216,6 +218,11 @@ unsafe fn detour<const N: usize>(
         *place = *word;
     }
     start(Some((run, line.as_ptr())))
+}
+
+/// Whether a value of [`config::PRELOAD`] names the library (ld.so(8): the names are parted by spaces or colons).
+fn is_preloaded(list: &[u8]) -> bool {
+    list.split(|b| b" :".contains(b)).any(|entry| entry.ends_with(config::SHIM_FILE.as_bytes()))
 }
 
 /// The layer trace doesn't serve static programs: `run` couldn't do more than complain.

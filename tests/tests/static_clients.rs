@@ -428,7 +428,7 @@ fn a_static_program_that_a_dynamic_one_starts_has_no_device() {
             assert!(outcome.stderr.is_empty(), "{script}: {outcome}");
         }
         // Where the environment was cleared, or the library taken from it, all is as without `run`.
-        for cleared in [&["-i"][..], &["-u", "LD_PRELOAD"]] {
+        for cleared in [&["-i"][..], &["-u", "LD_PRELOAD"], &["LD_PRELOAD=libm.so.6"]] {
             let outcome = stage.program(Mode::Run, account, "env").args(cleared).arg(&name).run();
             assert!(outcome.stdout.ends_with(" 1 none\n"), "{cleared:?}: {outcome}");
         }
