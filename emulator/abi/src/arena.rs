@@ -130,7 +130,7 @@ pub struct Header {
     /// Not 0: somebody waits for each hit (SIGIO, edge-triggered epoll). Never taken back.
     pub armed: AtomicU32,
     /// Invalidations that the counter has moved for and that aren't recorded yet, in the low 16 bits: a read waits with
-    /// LAST. The others move with each that was recorded.
+    /// LAST. The next 8 move with each that was recorded, the others whenever a read has given up on all of them.
     pub announced: AtomicU32,
     /// Registrations in a row that looked in vain whether their region was mapped. Kept by the opener's threads.
     pub vain_looks: AtomicU32,

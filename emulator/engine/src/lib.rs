@@ -51,7 +51,7 @@ pub use host::{Host, Port};
 pub use inline::{EPOCH, Look, Recorder};
 pub use read::Ending;
 use record::When;
-pub use record::{Begin, Recorded};
+pub use record::{Announced, Begin, Recorded};
 pub use statistics::{Reason, Statistics};
 pub use ummunotify_abi::PageRange;
 pub use ummunotify_abi::arena::{ARENA_BYTES, MAX_REGIONS};
@@ -197,13 +197,13 @@ impl Engine {
     /// Moves the counter for an invalidation that is certain to come while its range isn't known yet: the causing
     /// thread goes on as soon as one asks which it is. Until [`Self::fulfil`] a read waits with LAST, for a second
     /// at most; then everything is invalid.
-    pub fn announce(&self) -> Begin {
+    pub fn announce(&self) -> Announced {
         record::announce(&self.arena)
     }
 
     /// Tells what was announced; `None` if it was nothing. Moves the counter again only if it hits a region that
-    /// was registered or dequeued since the announcement.
-    pub fn fulfil(&self, host: &impl Host, announced: Begin, range: Option<PageRange>) -> Recorded {
+    /// was registered or dequeued since the announcement, or if a read has given up on it.
+    pub fn fulfil(&self, host: &impl Host, announced: Announced, range: Option<PageRange>) -> Recorded {
         record::fulfil(&self.arena, host, announced, range)
     }
 

@@ -24,9 +24,12 @@ const TRIES: usize = 64;
 const ANNOUNCED_WAITS: usize = 100;
 /// How often it waits when some are told and others announced meanwhile.
 const ANNOUNCED_TURNS: usize = 64;
-/// The part of [`Header::announced`](ummunotify_abi::arena::Header) that counts those that aren't told yet; the rest
-/// moves with each that is.
+/// The part of [`Header::announced`](ummunotify_abi::arena::Header) that counts those that aren't told yet.
 const OUTSTANDING: u32 = 0xffff;
+/// The part that moves with each that is told.
+const TOLD: u32 = 0xff_0000;
+/// One reader has given up: those that were announced before don't count any more.
+const ROUND: u32 = 1 << 24;
 /// Regions in the first look: most invalidations hit few, and the array costs.
 const FEW: usize = 8;
 /// Regions in each further look.
@@ -54,6 +57,14 @@ impl Begin {
     /// Before everything: an operation that ends with it hits all regions. So ends one in a context that was opened
     /// after it had begun.
     pub const EVER: Self = Self { epoch: 0 };
+}
+
+/// An invalidation that was announced; see [`Engine::announce`](crate::Engine::announce).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Announced {
+    pub(crate) begin: Begin,
+    /// Of the word in which it is counted; `None` if it isn't.
+    round: Option<u32>,
 }
 
 /// What became of one region's hit.
@@ -280,33 +291,37 @@ impl Pass<'_> {
 }
 
 /// See [`Engine::announce`](crate::Engine::announce).
-pub(crate) fn announce(arena: &Arena) -> Begin {
+pub(crate) fn announce(arena: &Arena) -> Announced {
     let header = arena.header();
     // Before the counter: who registers after this load and before the addition gets one more.
     let begin = Begin { epoch: header.epoch.load(SeqCst) };
     let more = |n: u32| (n & OUTSTANDING != OUTSTANDING).then(|| n + 1);
-    if header.announced.fetch_update(SeqCst, SeqCst, more).is_err() {
+    let round = header.announced.fetch_update(SeqCst, SeqCst, more).ok().map(|n| n / ROUND);
+    if round.is_none() {
         // More than tasks can be in a call at once: forged.
         everything(arena, Reason::Corrupt);
     }
     step();
     arena.counter().fetch_add(1, SeqCst);
     count(arena, Count::Announced, 1);
-    begin
+    Announced { begin, round }
 }
 
 /// See [`Engine::fulfil`](crate::Engine::fulfil).
-pub(crate) fn fulfil(arena: &Arena, host: &impl Host, begin: Begin, range: Option<PageRange>) -> Recorded {
-    let recorded = range.map_or(Recorded::Missed, |range| sweep(arena, range, When::Announced(begin.epoch)));
+pub(crate) fn fulfil(arena: &Arena, host: &impl Host, told: Announced, range: Option<PageRange>) -> Recorded {
+    let announced = &arena.header().announced;
+    let counts = |n: u32| told.round == Some(n / ROUND);
+    // If a reader gives up from here on, everything was invalid after the operation. If one has before, it may have been
+    // so before the operation changed anything: then this is an invalidation as any other.
+    let when = if counts(announced.load(SeqCst)) { When::Announced(told.begin.epoch) } else { When::Before };
+    let recorded = range.map_or(Recorded::Missed, |range| sweep(arena, range, when));
     if recorded == Recorded::Missed {
         count(arena, Count::Vain, 1);
     }
     step();
-    let announced = &arena.header().announced;
-    // A reader that lost patience has taken it back.
     let less =
-        |n: u32| (n & !OUTSTANDING).wrapping_add(OUTSTANDING + 1) | (n & OUTSTANDING).saturating_sub(1);
-    let _ = announced.fetch_update(SeqCst, SeqCst, |n| Some(less(n)));
+        |n: u32| n & !(TOLD | OUTSTANDING) | n.wrapping_add(OUTSTANDING + 1) & TOLD | (n & OUTSTANDING) - 1;
+    let _ = announced.fetch_update(SeqCst, SeqCst, |n| (counts(n) && n & OUTSTANDING > 0).then(|| less(n)));
     host.wake(announced);
     recorded
 }
@@ -321,12 +336,22 @@ pub(crate) fn outstanding(arena: &Arena) -> u32 {
 pub(crate) fn await_announced(arena: &Arena, host: &impl Host) -> bool {
     let announced = &arena.header().announced;
     let (mut waits, mut turns) = (0, 0);
-    while waits < ANNOUNCED_WAITS {
+    loop {
         let seen = announced.load(SeqCst);
         if seen & OUTSTANDING == 0 {
             return true;
         }
-        host.wait(announced, seen);
+        if waits >= ANNOUNCED_WAITS {
+            // Whoever announced it is dead or stopped. From here on it counts as everything.
+            everything(arena, Reason::Unfulfilled);
+            host.invalidated();
+            let round = (seen & !(TOLD | OUTSTANDING)).wrapping_add(ROUND);
+            if announced.compare_exchange(seen, round, SeqCst, SeqCst).is_ok() {
+                return true;
+            }
+        } else {
+            host.wait(announced, seen);
+        }
         if announced.load(SeqCst) == seen {
             waits += 1;
         } else {
@@ -336,11 +361,6 @@ pub(crate) fn await_announced(arena: &Arena, host: &impl Host) -> bool {
             }
         }
     }
-    // Whoever announced it is dead or stopped. From here on it counts as everything.
-    everything(arena, Reason::Unfulfilled);
-    announced.store(0, SeqCst);
-    host.invalidated();
-    true
 }
 
 /// True if `range` may hit a region: exact but while the index changes.

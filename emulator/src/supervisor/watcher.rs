@@ -24,7 +24,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use ummunotify_abi::PageRange;
-use ummunotify_engine::{Begin, Engine, Host, Reason, Recorded};
+use ummunotify_engine::{Announced, Begin, Engine, Host, Reason, Recorded};
 use ummunotify_sys::uffd::Watch;
 
 use super::calls::{Calls, range_of};
@@ -70,7 +70,7 @@ fn run(space: &Space, watch: &Watch, stop: &EventFd) -> nix::Result<()> {
 fn event(space: &Space, watch: &Watch) -> nix::Result<()> {
     let contexts = space.contexts();
     let doubtful = end_calls(space, &contexts) && !space.is_inline() || space.fault.bypass();
-    let announced: Vec<(&Arc<Context>, Begin)> =
+    let announced: Vec<(&Arc<Context>, Announced)> =
         contexts.iter().filter(|c| doubtful && c.engine.regions() > 0).map(|c| (c, announce(c))).collect();
     // What is registered once the thread goes on isn't what the event is about.
     let begins: Vec<(&Arc<Context>, Begin)> = contexts.iter().map(|c| (c, c.engine.begin())).collect();
@@ -86,8 +86,8 @@ fn event(space: &Space, watch: &Watch) -> nix::Result<()> {
             if explained { "explained" } else { "by itself" }
         );
     }
-    for (context, begin) in announced {
-        fulfil(context, begin, range);
+    for (context, announced) in announced {
+        fulfil(context, announced, range);
     }
     let change = match change {
         Ok(Some(change)) => change,
@@ -110,15 +110,15 @@ fn event(space: &Space, watch: &Watch) -> nix::Result<()> {
 }
 
 /// Moves the counter for something that isn't over yet, or isn't known; readers wait with LAST.
-pub(super) fn announce(context: &Context) -> Begin {
-    let begin = context.engine.announce();
+pub(super) fn announce(context: &Context) -> Announced {
+    let announced = context.engine.announce();
     context.ring();
-    begin
+    announced
 }
 
 /// Tells what it was.
-pub(super) fn fulfil(context: &Context, begin: Begin, range: Option<PageRange>) {
-    match context.engine.fulfil(&Waker, begin, range) {
+pub(super) fn fulfil(context: &Context, announced: Announced, range: Option<PageRange>) {
+    match context.engine.fulfil(&Waker, announced, range) {
         Recorded::Missed => {}
         Recorded::Hit | Recorded::Everything => context.ring(),
     }

@@ -97,6 +97,55 @@ fn one_that_was_nothing_moves_the_counter_alone() {
     assert_eq!((engine.statistics().announced, engine.statistics().vain), (1, 1));
 }
 
+/// What was given up doesn't stand for what was announced later.
+#[test]
+fn one_that_is_told_too_late_takes_no_other_back() {
+    let (_memory, engine) = context();
+    let late = engine.announce();
+    read(&engine, 128).unwrap();
+    let next = engine.announce();
+    assert_eq!(engine.fulfil(&ME, late, None), Recorded::Missed);
+    let waited = core::cell::Cell::new(false);
+    let host = Waits(|| {
+        waited.set(true);
+        engine.fulfil(&ME, next, Some(PIECE));
+    });
+    let mut buffer = Buffer::default();
+    assert_eq!(engine.read(&host, 128, &mut buffer), Ok(2));
+    assert_eq!(buffer.records, vec![hinted(PIECE), last(3)]);
+    assert!(waited.get() && !engine.is_readable());
+}
+
+/// Everything was invalid before it had changed anything.
+#[test]
+fn one_that_is_told_too_late_moves_the_counter_again() {
+    let (_memory, engine) = context();
+    let late = engine.announce();
+    read(&engine, 128).unwrap();
+    assert_eq!(engine.fulfil(&ME, late, Some(PIECE)), Recorded::Hit);
+    assert_eq!(read(&engine, 128), Ok(vec![hinted(PIECE), last(3)]));
+}
+
+/// Another reader may have reported everything already.
+#[test]
+fn one_that_is_announced_while_a_reader_gives_up_counts() {
+    let (_memory, engine) = context();
+    engine.announce();
+    let (waits, next) = (core::cell::Cell::new(0), core::cell::Cell::new(None));
+    let host = Waits(|| {
+        waits.set(waits.get() + 1);
+        if waits.get() == 100 {
+            next.set(Some(engine.announce()));
+        }
+    });
+    // The wait begins anew with it, and both are given up together.
+    let mut buffer = Buffer::default();
+    assert_eq!(engine.read(&host, 128, &mut buffer), Ok(2));
+    assert!(waits.get() > 100, "the later one wasn't waited for");
+    assert_eq!(engine.fulfil(&ME, next.get().unwrap(), Some(PIECE)), Recorded::Hit);
+    assert_eq!(read(&engine, 128).unwrap().len(), 2);
+}
+
 /// Its owner may have loaded the counter after the announcement.
 #[test]
 fn a_region_of_a_later_registration_moves_the_counter_again() {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ummunotify_abi::PageRange;
-use ummunotify_engine::{Begin, Reason};
+use ummunotify_engine::{Announced, Begin, Reason};
 
 use super::arming::pages_of;
 use super::{AWAIT, State};
@@ -67,7 +67,7 @@ struct Hit {
     recorded: Vec<PageRange>,
     /// What is still to be told: the last piece. Not of programs whose readers the call waits for, if they sleep, so
     /// that they can't wait for the call; to them all is recorded before it, and its end may come late.
-    announced: Option<(Begin, PageRange)>,
+    announced: Option<(Announced, PageRange)>,
 }
 
 impl Hit {
@@ -87,8 +87,8 @@ impl Drop for Hit {
     /// The call's end.
     fn drop(&mut self) {
         self.recorded.iter().for_each(|piece| watcher::end(&self.context, self.begin, *piece));
-        if let Some((begin, piece)) = self.announced {
-            watcher::fulfil(&self.context, begin, Some(piece));
+        if let Some((announced, piece)) = self.announced {
+            watcher::fulfil(&self.context, announced, Some(piece));
         }
     }
 }
