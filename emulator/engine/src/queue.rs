@@ -15,6 +15,7 @@ use ummunotify_abi::arena::{RING_LEVELS, RING_MIN_LOG, SLOTS};
 
 use crate::arena::Arena;
 use crate::hook::step;
+use crate::repair;
 use crate::word::Word;
 
 /// Tickets that a recorder takes before it gives up: each but the last was skipped by a reader.
@@ -205,7 +206,7 @@ impl Cursor {
 }
 
 /// Drops stale entries: takes everything out and appends what is live again, in order. Under the lock. False
-/// if something may have got lost.
+/// if something may have got lost: a region that did isn't queued any more, and must be told of by "everything".
 pub(crate) fn compact(arena: &Arena) -> bool {
     let header = arena.header();
     let mut complete = true;
@@ -215,6 +216,7 @@ pub(crate) fn compact(arena: &Arena) -> bool {
         if tail.wrapping_sub(head) > 2 * capacity(level) {
             // More tickets than recorders can have taken: a forged tail.
             header.heads[level % 16].store(tail, Release);
+            repair::reset_queued(arena);
             complete = false;
             continue;
         }
@@ -224,8 +226,14 @@ pub(crate) fn compact(arena: &Arena) -> bool {
             head = head.wrapping_add(1);
             header.heads[level % 16].store(head, Release);
             step();
-            if let Cell::Live { slot, word } = found {
-                complete &= push(arena, slot, word.stamp());
+            if let Cell::Live { slot, word } = found
+                && !push(arena, slot, word.stamp())
+            {
+                complete = false;
+                // Queued without an entry it would swallow every later hit.
+                if let Some(slot) = arena.slot(slot) {
+                    repair::reset(slot);
+                }
             }
         }
     }

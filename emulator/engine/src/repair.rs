@@ -15,7 +15,7 @@ use crate::statistics::Reason;
 use crate::word::{State, Word};
 
 /// Makes the word of a live slot Idle with a new stamp: ring entries and recorders of the old one fail.
-fn reset(slot: &Slot) {
+pub(crate) fn reset(slot: &Slot) {
     for _ in 0..1024 {
         let word = Word::load(slot);
         if word.swap(slot, word.next(State::Idle)) {
@@ -24,6 +24,16 @@ fn reset(slot: &Slot) {
     }
     // Recorders change a word a few times a queueing: this is somebody's malice, and the store ends it.
     slot.word.store(Word::load(slot).next(State::Idle).0, Release);
+}
+
+/// [`reset`] for every region that is queued.
+pub(crate) fn reset_queued(arena: &Arena) {
+    for n in 1..arena.header().slots_used.load(Relaxed).min(SLOTS) {
+        let Some(slot) = arena.slot(n) else { break };
+        if Word::load(slot).is_queued() {
+            reset(slot);
+        }
+    }
 }
 
 /// Makes index, cookie tables and free list anew and everything invalid. With `spare`, the slot that was in

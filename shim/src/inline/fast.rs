@@ -181,10 +181,10 @@ pub extern "C" fn end(frame: &Frame) -> u32 {
     if frame.looked.count == 0 {
         return 0;
     }
-    let list = &PAGE.list;
-    if frame.looked.blocked != 0 || list.generation() != frame.generation {
+    if frame.looked.blocked != 0 {
         return 1;
     }
+    let list = &PAGE.list;
     let mut n = 0;
     while n < FEW && n < usize::from(frame.looked.count) {
         let unmoved = list
@@ -196,5 +196,6 @@ pub extern "C" fn end(frame: &Frame) -> u32 {
         }
         n += 1;
     }
-    0
+    // Afterwards: then each was the one that it was looked at as.
+    (list.generation() != frame.generation).into()
 }

@@ -20,6 +20,8 @@ use crate::sys;
 
 /// Contexts that can be listed.
 const ROOM: usize = 64;
+/// How often a list that moves is tried, with a [`pause`] between.
+const PATIENCE: u32 = 1000;
 /// Mappings that wait to be used again.
 const SPARE: usize = ROOM;
 
@@ -140,10 +142,23 @@ impl List {
         self.flags.load(Ordering::Acquire) & MUNMAP_HITS != 0 || !has_large_page(range)
     }
 
+    /// Looks at the list until it has kept still meanwhile. One that a killed thread has left odd is looked at as it is,
+    /// in the end.
+    pub fn settled(&self, mut look: impl FnMut(u64, &Self)) {
+        for _ in 0..PATIENCE {
+            let now = self.generation();
+            look(now, self);
+            if now & 1 == 0 && self.generation() == now {
+                return;
+            }
+            pause();
+        }
+    }
+
     /// Changes the list. `None`, and nothing is changed, if another thread has been at it for too long: one that
     /// was killed meanwhile (a vfork child can be) leaves it odd for ever, and all calls to the traps.
     fn change<T>(&self, change: impl FnOnce(&Self) -> T) -> Option<T> {
-        for _ in 0..1000 {
+        for _ in 0..PATIENCE {
             let now = self.generation();
             let free = now & 1 == 0;
             if free
@@ -153,12 +168,17 @@ impl List {
                 self.generation.store(now + 2, Ordering::SeqCst);
                 return Some(result);
             }
-            let pause = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
-            // SAFETY: a timespec of ours.
-            unsafe { sys::call(libc::SYS_nanosleep, &raw const pause as usize, 0, 0, 0, 0, 0) };
+            pause();
         }
         None
     }
+}
+
+/// 0.1 ms.
+fn pause() {
+    let pause = libc::timespec { tv_sec: 0, tv_nsec: 100_000 };
+    // SAFETY: a timespec of ours.
+    unsafe { sys::call(libc::SYS_nanosleep, &raw const pause as usize, 0, 0, 0, 0, 0) };
 }
 
 /// Lists a context. The caller has all signals blocked.

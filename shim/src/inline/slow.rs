@@ -110,15 +110,17 @@ fn block(frame: &mut Frame) {
 /// Hits what was registered or dequeued while the call ran, and has the bytes written that are due.
 pub extern "C" fn end(frame: &mut Frame) {
     block(frame);
-    let list = &PAGE.list;
-    // The contexts may be others than those that were looked at: then all their regions are hit.
-    let same = list.generation() == frame.generation;
-    for n in 0..list.count() {
-        let Some(entry) = list.entry(n) else { continue };
-        let begin = frame.begins.get(n as usize).filter(|_| same).copied().unwrap_or(Begin::EVER);
-        let due = !same || frame.looked.ring.checked_shr(n).unwrap_or(0) & 1 == 1;
-        end_in(entry, begin, frame.ranges.get(..usize::from(frame.looked.ranges)).unwrap_or_default(), due);
-    }
+    PAGE.list.settled(|generation, list| {
+        // The contexts may be others than those that were looked at: then all their regions are hit.
+        let same = generation == frame.generation;
+        for n in 0..list.count() {
+            let Some(entry) = list.entry(n) else { continue };
+            let begin = frame.begins.get(n as usize).filter(|_| same).copied().unwrap_or(Begin::EVER);
+            let due = !same || frame.looked.ring.checked_shr(n).unwrap_or(0) & 1 == 1;
+            let ranges = frame.ranges.get(..usize::from(frame.looked.ranges)).unwrap_or_default();
+            end_in(entry, begin, ranges, due);
+        }
+    });
     sys::restore_signals(frame.mask);
 }
 

@@ -20,7 +20,10 @@ impl Host for Client {
         self.0.id
     }
     fn wait(&self, word: &AtomicU32, seen: u32) {
-        self.0.wait(word, seen);
+        // A writer that doesn't run for a while is no dead one.
+        if word.load(Ordering::Acquire) == seen {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
     fn wake(&self, word: &AtomicU32) {
         self.0.wake(word);

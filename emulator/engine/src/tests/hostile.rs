@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use std::vec;
 use std::vec::Vec;
 use ummunotify_abi::arena::{
-    COOKIES_OFFSET, FIRST_NODE, Header, LAYOUT_VERSION, NODES, Node, RINGS_OFFSET, SLOTS_OFFSET, Slot,
+    COOKIES_OFFSET, FIRST_NODE, Header, LAYOUT_VERSION, NODES, Node, RING_MIN_LOG, RINGS_OFFSET,
+    SLOTS_OFFSET, Slot,
 };
 
-use super::Buffer;
 use super::memory::Memory;
-use crate::{ARENA_BYTES, BadArena, Engine, Host, PageRange, Reason};
+use super::{Buffer, ME, read};
+use crate::{ARENA_BYTES, BadArena, Engine, Host, PageRange, Reason, Recorded};
 
 /// A thread to whom nobody is proven dead, and who doesn't really sleep while a forged owner has the lock.
 struct Wakeful;
@@ -173,6 +174,44 @@ fn a_tree_that_shares_its_nodes_is_walked_in_bounded_time() {
     engine.record(PageRange::new(PAGE, 2 * PAGE));
     assert_eq!(engine.statistics().everything(Reason::Corrupt), 1);
     assert!(began.elapsed() < Duration::from_secs(1));
+}
+
+/// Three regions, the first of them queued; then the ring's tail goes on by so many places, and the second is hit.
+fn without_room(places: u64) -> (Memory, Engine, impl Fn(u64) -> PageRange) {
+    let memory = Memory::private();
+    let engine = memory.create();
+    let region = |n: u64| PageRange::new(8 * n * PAGE, (8 * n + 1) * PAGE);
+    for n in 1..=3 {
+        engine.register(&ME, region(n), n).unwrap();
+    }
+    engine.record(region(1));
+    memory.word(core::mem::offset_of!(Header, tails)).fetch_add(places, Relaxed);
+    engine.record(region(2));
+    (memory, engine, region)
+}
+
+/// As recorders make it that race for a ring's last places.
+#[test]
+fn a_ring_without_room_loses_no_region() {
+    let (_memory, engine, region) = without_room(1 << RING_MIN_LOG);
+    for _ in 0..3 {
+        // All of them: there was no room for the second.
+        let mut told = read(&engine, 4096).unwrap();
+        assert_eq!(told.pop().map(|event| (event.kind, event.cookie_counter)), Some((1, engine.counter())));
+        let mut cookies: Vec<_> = told.iter().map(|event| event.cookie_counter).collect();
+        cookies.sort_unstable();
+        assert_eq!(cookies, [1, 2, 3]);
+        (1..=3).for_each(|n| assert_eq!(engine.record(region(n)), Recorded::Hit));
+    }
+}
+
+/// Nothing can be queued any more, so nothing is said to be valid.
+#[test]
+fn a_forged_tail_never_ends_a_read() {
+    let (_memory, engine, _) = without_room(1 << 40);
+    for _ in 0..3 {
+        assert!(read(&engine, 4096).is_err() && engine.is_readable());
+    }
 }
 
 #[test]
