@@ -167,14 +167,22 @@ impl Opened {
 const PR_SET_PTRACER: usize = 0x5961_6d61;
 
 /// Maps the page by which the supervisor knows this address space: neither a forked copy nor the next program
-/// image has it. It stays.
+/// image has it. It stays. It counts from when it is readable: what a fork amid this inherits isn't, and never will be.
 fn mark_space(marker: &Owned) -> Result<(), c_int> {
-    let at = sys::mmap(4096, libc::PROT_READ, libc::MAP_SHARED, marker.get());
+    let at = sys::mmap(4096, libc::PROT_NONE, libc::MAP_SHARED, marker.get());
     if at < 0 {
         return Err(explain("mapping", -at as c_int));
     }
-    sys::madvise(at as usize, 4096, libc::MADV_DONTFORK);
-    sys::madvise(at as usize, 4096, libc::MADV_DONTDUMP);
+    for advice in [libc::MADV_DONTFORK, libc::MADV_DONTDUMP] {
+        let failed = sys::madvise(at as usize, 4096, advice);
+        if failed < 0 {
+            return Err(explain("madvise", -failed as c_int));
+        }
+    }
+    let failed = sys::mprotect(at as usize, 4096, libc::PROT_READ);
+    if failed < 0 {
+        return Err(explain("mprotect", -failed as c_int));
+    }
     owner::be_opener();
     Ok(())
 }

@@ -152,6 +152,12 @@ pub fn madvise(address: usize, len: usize, advice: c_int) -> isize {
     unsafe { call(libc::SYS_madvise, address, len, advice as usize, 0, 0, 0) }
 }
 
+/// `mprotect`.
+pub fn mprotect(address: usize, len: usize, protection: c_int) -> isize {
+    // SAFETY: the caller passes a mapping of its own that nobody uses yet.
+    unsafe { call(libc::SYS_mprotect, address, len, protection as usize, 0, 0, 0) }
+}
+
 /// True if every page that the range touches is mapped. MS_ASYNC has nothing to do but to look, and touches no page
 /// (msync(2): ENOMEM for memory that isn't mapped); where it can't be had nothing is known.
 pub fn is_mapped(range: PageRange) -> bool {

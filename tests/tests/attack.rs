@@ -137,3 +137,19 @@ fn a_call_that_is_left_by_a_handler_misses_a_registration() {
         }
     }
 }
+
+/// The copy inherits what its parent is known by.
+#[test]
+fn a_copy_that_is_forked_amid_an_open_misses_invalidations() {
+    let stage = Stage::new();
+    let amid = stage.client(&Client::program("amid", &["attack/amid.c"]));
+    for (nth, account) in Account::available().into_iter().enumerate() {
+        for layers in ["notify", "inline,notify"] {
+            let program = stage.program(Mode::EMULATED[nth % 2], account, &amid).arg("fork").layers(layers);
+            let outcome = program.limit(Duration::from_secs(90)).run();
+            outcome.assert_success();
+            let recorded = "stopped=1 acted=1 opener=1 other=1\n";
+            assert_eq!(outcome.stdout, recorded, "{layers} {account:?}: {outcome}");
+        }
+    }
+}

@@ -551,3 +551,33 @@ fn a_static_program_is_let_run_blind_by_trace() {
         assert!(!outcome.stderr.contains("ummunotify:"), "{outcome}");
     }
 }
+
+#[test]
+fn a_copy_that_is_forked_amid_an_open_of_a_static_program_misses_invalidations() {
+    let stage = Stage::new();
+    let amid = stage.client(&Client::program("amid", &["attack/amid.c"]).fixed());
+    for account in Account::available() {
+        let program = stage.program(Mode::Run, account, &amid).args(["forks", "5"]);
+        let outcome = program.limit(Duration::from_secs(90)).run();
+        outcome.assert_success();
+        say(&format!("static, {account:?}: {}", outcome.stdout.trim_end()));
+        assert!(outcome.stdout.ends_with(" missed=0 failed=0\n"), "{outcome}");
+        assert!(!outcome.stdout.contains(" inherited=0 "), "{outcome}");
+    }
+}
+
+/// The second one finds that what the process is known by isn't there, and means that it has executed another program.
+#[test]
+fn an_open_amid_another_one_makes_that_miss_invalidations() {
+    let stage = Stage::new();
+    let shell = stage.client(&Client::program("shell", &["static/shell.c"]).fixed());
+    let amid = stage.client(&Client::program("amid", &["attack/amid.c"]));
+    for account in Account::available() {
+        let program = stage.program(Mode::Run, account, &shell).arg(&amid).arg("open");
+        let outcome = program.limit(Duration::from_secs(90)).run();
+        outcome.assert_success();
+        // Once as the child of the static one, once in its place.
+        let recorded = "stopped=1 acted=1 opener=1 other=1\n";
+        assert_eq!(outcome.stdout, recorded.repeat(2), "{outcome}");
+    }
+}

@@ -351,9 +351,7 @@ fn attach(
 
 /// Whether the peer runs in the address space that opened the device.
 fn is_opener(shared: &Shared, peer: Peer, space: &Space) -> bool {
-    !space.is_gone()
-        && task::mappings(peer.pid, &shared.kernel)
-            .is_ok_and(|table| table.iter().any(|m| space.is_marker(m)))
+    !space.is_gone() && task::mappings(peer.pid, &shared.kernel).is_ok_and(|table| space.owns(&table))
 }
 
 /// A call of the device by somebody else than the opener, or while the opener may not do it itself.

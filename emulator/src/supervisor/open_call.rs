@@ -127,6 +127,9 @@ fn open(shared: &Arc<Shared>, caller: &Caller<'_>, flags: i32) -> nix::Result<()
                     result = mark(call, marker);
                     let _ = call(libc::SYS_close, [marker as u64, 0, 0, 0, 0, 0]);
                 }
+                if new && matches!(result, Ok(0)) {
+                    space.set_marked();
+                }
                 if watch && matches!(result, Ok(0)) {
                     self::watch(shared, &space, process, has_ring, call);
                 }
@@ -231,10 +234,10 @@ pub fn before_ring(shared: &Shared, caller: &Caller<'_>, space: &Arc<Space>) -> 
     }
 }
 
-/// Maps the marker as a shim does: no forked copy has it, nor the next program image. 0 or a negative errno.
+/// Maps the marker as a shim does: no forked copy has it readable, nor the next program image. 0 or a negative errno.
 fn mark(call: &mut dyn FnMut(i64, [u64; 6]) -> io::Result<i64>, marker: i32) -> io::Result<i64> {
-    let (read, shared) = (libc::PROT_READ as u64, libc::MAP_SHARED as u64);
-    let page = call(libc::SYS_mmap, [0, PAGE_SIZE, read, shared, marker as u64, 0])?;
+    let (none, shared) = (libc::PROT_NONE as u64, libc::MAP_SHARED as u64);
+    let page = call(libc::SYS_mmap, [0, PAGE_SIZE, none, shared, marker as u64, 0])?;
     if page < 0 {
         return Ok(page);
     }
@@ -244,7 +247,8 @@ fn mark(call: &mut dyn FnMut(i64, [u64; 6]) -> io::Result<i64>, marker: i32) -> 
             return Ok(result);
         }
     }
-    Ok(0)
+    // Trapped, and let go at once.
+    call(libc::SYS_mprotect, [page.cast_unsigned(), PAGE_SIZE, libc::PROT_READ as u64, 0, 0, 0])
 }
 
 /// What helps, as far as the errno tells.

@@ -188,30 +188,106 @@ impl Shared {
         })
     }
 
-    /// The address space in which process `pid` runs, and whether it is new to us. A space that has called
+    /// The address space in which process `pid` runs, and whether its marker is to be mapped. A space that has called
     /// execve meanwhile isn't its any more.
     pub fn space_of(&self, pid: u32) -> io::Result<(Arc<Space>, bool)> {
-        let known = self.spaces();
-        let mut live = known.iter().filter(|s| !s.is_gone()).peekable();
-        if live.peek().is_some() {
-            let table = task::mappings(pid, &self.kernel).map_err(io::Error::other)?;
-            if let Some(space) = live.find(|s| table.iter().any(|m| s.is_marker(m))) {
-                return Ok((Arc::clone(space), false));
+        loop {
+            let known = self.spaces();
+            let live: Vec<_> = known.iter().filter(|s| !s.is_gone()).collect();
+            if !live.is_empty() {
+                let awaits = live.iter().find(|s| s.is_of(pid) && s.awaits_marker());
+                let table = task::mappings(pid, &self.kernel).map_err(io::Error::other)?;
+                if let Some(space) = live.iter().find(|s| s.owns(&table)) {
+                    return Ok((Arc::clone(space), false));
+                }
+                // Another thread is about to map it. Twice is as good as once, and whoever is first returns first.
+                if let Some(space) = awaits {
+                    return Ok((Arc::clone(space), true));
+                }
+            }
+            for space in live.into_iter().filter(|s| s.pid == pid) {
+                // The number is that of a space whose marker isn't mapped any more: exec, or a later process.
+                space.set_gone();
+            }
+            let (jobs, queue) = bounded(worker::QUEUE);
+            let space = Arc::new(Space::new(pid, jobs)?);
+            let (gate, kernel, findings) =
+                (Arc::clone(&self.gate), self.kernel.clone(), self.findings_in.clone());
+            std::thread::Builder::new()
+                .name(format!("worker-{pid}"))
+                .stack_size(512 * 1024)
+                .spawn(move || worker::run(&queue, &gate, &kernel, &findings))?;
+            let mut spaces = lock(&self.spaces);
+            let is_known = |space: &Arc<Space>| known.iter().any(|k| Arc::ptr_eq(k, space));
+            // Unless another thread's open was faster.
+            if !spaces.iter().any(|s| !is_known(s) && s.is_of(pid)) {
+                spaces.push(Arc::clone(&space));
+                return Ok((space, true));
             }
         }
-        for space in known.iter().filter(|s| s.pid == pid && !s.is_gone()) {
-            // The number is that of a space whose marker isn't mapped any more: exec, or a later process.
-            space.set_gone();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+    use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
+
+    fn shared() -> Shared {
+        Shared::new(None, Layers::default(), Rings::default()).expect("a state")
+    }
+
+    /// A process that executes another program once it is told to.
+    fn process() -> Child {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "read word; exec sleep 600"]).stdin(Stdio::piped()).spawn().expect("a process")
+    }
+
+    fn end(mut child: Child) {
+        child.kill().expect("it can be killed");
+        child.wait().expect("it ends");
+    }
+
+    #[test]
+    fn a_space_is_gone_before_its_marker_was_mapped() {
+        let (shared, mut child) = (shared(), process());
+        let (first, new) = shared.space_of(child.id()).expect("a space");
+        assert!(new);
+        let (second, new) = shared.space_of(child.id()).expect("a space");
+        assert!(new && Arc::ptr_eq(&first, &second), "whoever comes second maps it too");
+        // Perhaps one that fails.
+        first.set_executing(child.id());
+        let (third, new) = shared.space_of(child.id()).expect("a space");
+        assert!(new && Arc::ptr_eq(&first, &third) && !first.is_gone());
+
+        child.stdin.take().expect("a pipe").write_all(b"go on\n").expect("it reads");
+        let (name, start) = (format!("/proc/{}/comm", child.id()), Instant::now());
+        while std::fs::read_to_string(&name).expect("its name") != "sleep\n" {
+            assert!(start.elapsed() < Duration::from_secs(20), "it doesn't execute it");
+            std::thread::sleep(Duration::from_millis(1));
         }
-        let (jobs, queue) = bounded(worker::QUEUE);
-        let space = Arc::new(Space::new(pid, jobs)?);
-        let (gate, kernel, findings) =
-            (Arc::clone(&self.gate), self.kernel.clone(), self.findings_in.clone());
-        std::thread::Builder::new()
-            .name(format!("worker-{pid}"))
-            .stack_size(512 * 1024)
-            .spawn(move || worker::run(&queue, &gate, &kernel, &findings))?;
-        lock(&self.spaces).push(Arc::clone(&space));
-        Ok((space, true))
+        let (next, new) = shared.space_of(child.id()).expect("a space");
+        assert!(new && first.is_gone() && !Arc::ptr_eq(&first, &next), "it has executed another program");
+        // From when it was seen, it must be there.
+        next.set_marked();
+        let (other, new) = shared.space_of(child.id()).expect("a space");
+        assert!(new && next.is_gone() && !Arc::ptr_eq(&next, &other));
+        end(child);
+    }
+
+    #[test]
+    fn two_opens_at_once_make_two_spaces_of_one() {
+        for _ in 0..20 {
+            let (shared, child) = (shared(), process());
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| shared.space_of(child.id()).expect("a space"));
+                }
+            });
+            assert_eq!(shared.spaces().len(), 1);
+            end(child);
+        }
     }
 }

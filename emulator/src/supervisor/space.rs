@@ -15,8 +15,9 @@ use ummunotify_engine::{Begin, Reason, Recorder};
 use super::context::{Context, FileName, lock, sealed_memfd};
 use super::fault::Fault;
 use super::sleepers::GoOn;
+use super::task;
 use super::worker::Job;
-use crate::target::Mapping;
+use crate::target::{KernelTraits, Mapping};
 use crate::trap::operation::Reach;
 
 /// One address space. It outlives its process as long as a context of it is open somewhere.
@@ -31,6 +32,10 @@ pub struct Space {
     /// with exec): its presence in a mapping table proves that the table is this space's.
     marker: OwnedFd,
     marker_identity: FileName,
+    /// The marker was seen. Only from then on its absence proves something.
+    marked: AtomicBool,
+    /// Until then: the process's mapping table. Bound to the address space, it is empty once nobody runs in that.
+    table: Mutex<Option<File>>,
     contexts: Mutex<Vec<Arc<Context>>>,
     /// Nothing fires any more: the process has called execve, or every task is gone.
     gone: AtomicBool,
@@ -58,6 +63,8 @@ impl Space {
     pub fn new(pid: u32, jobs: Sender<Arc<Job>>) -> io::Result<Self> {
         let pidfd = ummunotify_sys::process::pidfd_open(pid)?;
         let size = File::open(format!("/proc/{pid}/statm"))?;
+        // Nobody may read the table of some processes: an open goes on without it.
+        let table = File::open(format!("/proc/{pid}/maps")).ok();
         let marker = sealed_memfd(c"ummunotify-space", PAGE_SIZE)?;
         let marker_identity = FileName::of(&marker)?;
         Ok(Self {
@@ -66,6 +73,8 @@ impl Space {
             size,
             marker,
             marker_identity,
+            marked: AtomicBool::new(false),
+            table: Mutex::new(table),
             contexts: Mutex::new(Vec::new()),
             gone: AtomicBool::new(false),
             executing: AtomicU32::new(0),
@@ -85,9 +94,47 @@ impl Space {
         self.marker.as_fd()
     }
 
-    /// Whether a mapping is the marker.
-    pub fn is_marker(&self, mapping: &Mapping) -> bool {
-        self.marker_identity.is_mapped_by(mapping)
+    /// Whether a mapping table is this space's: the marker is in it. It is made readable once forks don't inherit it
+    /// any more; one that a fork amid the open has copied never is.
+    pub fn owns(&self, table: &[Mapping]) -> bool {
+        let readable = |m: &&Mapping| i32::from(m.prot) & libc::PROT_READ != 0;
+        let found = table.iter().filter(readable).any(|m| self.marker_identity.is_mapped_by(m));
+        if found {
+            self.set_marked();
+        }
+        found
+    }
+
+    /// The opener has mapped the marker.
+    pub fn set_marked(&self) {
+        if !self.marked.swap(true, Ordering::AcqRel) {
+            *lock(&self.table) = None;
+        }
+    }
+
+    /// Whether the process may still be about to map the marker: nobody has seen it, and the process hasn't executed
+    /// another program. Must be asked before the look at a table, so that it can't be mapped in between.
+    pub fn awaits_marker(&self) -> bool {
+        if self.marked.load(Ordering::Acquire) || !self.process_alive() {
+            return false;
+        }
+        match &*lock(&self.table) {
+            // That of a first thread which had ended was empty from the beginning.
+            Some(table) => !self.has_memory() || !matches!(table.read_at(&mut [0], 0), Ok(0)),
+            None => self.executing().is_none(),
+        }
+    }
+
+    /// The same after a look whether the marker is mapped.
+    pub fn still_awaits_marker(&self, kernel: &KernelTraits) -> bool {
+        self.awaits_marker() && !task::mappings(self.pid, kernel).is_ok_and(|table| self.owns(&table))
+    }
+
+    /// Whether process `pid` runs in this address space, as far as the kernel tells.
+    pub fn is_of(&self, pid: u32) -> bool {
+        // Two first threads that have ended have the same memory: none.
+        let shares = || ummunotify_sys::process::same_address_space(pid, self.pid).unwrap_or(false);
+        self.pid == pid || self.has_memory() && shares()
     }
 
     /// For polling: readable once the process is gone.

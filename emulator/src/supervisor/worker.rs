@@ -191,11 +191,15 @@ fn unstick(job: &Job) {
 fn prove(job: &Job, kernel: &KernelTraits, findings: &Sender<Finding>) -> Vec<Arc<Space>> {
     // Opened before the look, so that what was seen holds for this process and no later one of that number.
     let pidfd = ummunotify_sys::process::pidfd_open(job.tid);
+    let awaits: Vec<bool> = job.candidates.iter().map(|space| space.still_awaits_marker(kernel)).collect();
     let Ok(table) = task::mappings(job.tid, kernel) else { return job.candidates.clone() };
     let mut members = Vec::new();
-    for space in &job.candidates {
-        if table.iter().any(|m| space.is_marker(m)) {
+    for (space, awaits) in job.candidates.iter().zip(awaits) {
+        if space.owns(&table) {
             space.exec_failed(job.tid);
+            members.push(Arc::clone(space));
+        } else if awaits {
+            // Its open is under way: that the marker isn't there proves nothing.
             members.push(Arc::clone(space));
         } else if space.pid == job.tid && space.executing().is_some() {
             // The process's first task runs without the marker: the execve has succeeded.

@@ -184,10 +184,17 @@ impl Stopped {
 
     fn call(&mut self, at: &Registers, behind: u64, number: i64, arguments: [u64; 6]) -> io::Result<i64> {
         let registers = about_to_call(at, behind.wrapping_sub(2), number, arguments);
-        self.set_registers(&registers)?;
-        self.run_to_call()?;
-        self.run_to_call()?;
-        Ok(self.registers()?.rax.cast_signed())
+        loop {
+            self.set_registers(&registers)?;
+            self.run_to_call()?;
+            self.run_to_call()?;
+            let result = self.registers()?.rax.cast_signed();
+            // ERESTARTSYS and its kin: a stopping signal, which can't be blocked, came while a trapped call waited.
+            // It is deferred now.
+            if !(-514..=-512).contains(&result) {
+                return Ok(result);
+            }
+        }
     }
 
     /// Lets the thread run to the entry or the exit of a system call.
