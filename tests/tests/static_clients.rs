@@ -334,6 +334,36 @@ fn a_blocking_read_hangs_under_a_tracer() {
     }
 }
 
+/// Takes from a process all descriptors that it hasn't opened yet.
+fn spend_descriptors(pid: i32) {
+    let open: BTreeSet<u32> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("it runs")
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    let free = (0..).find(|number| !open.contains(number)).unwrap_or_default();
+    let status = Command::new("prlimit")
+        .args(["--pid", &pid.to_string(), &format!("--nofile={free}:")])
+        .status()
+        .expect("prlimit runs");
+    assert!(status.success(), "prlimit: {status}");
+}
+
+#[test]
+fn a_blocking_read_returns_a_byte_when_the_supervisor_has_no_descriptor_left() {
+    if !is_there("prlimit") {
+        return skip("a supervisor without descriptors", "no prlimit: install util-linux");
+    }
+    let stage = Stage::new();
+    let spent = stage.client(&Client::program("spent", &["static/spent.c"]).fixed());
+    for account in Account::available() {
+        let mut client = stage.program(Mode::Run, account, &spent).limit(Duration::from_secs(30)).spawn();
+        client.wait_for_line("ready");
+        stage.supervisors().into_iter().for_each(spend_descriptors);
+        client.write_line("go on");
+        client.finish().assert_success();
+    }
+}
+
 #[test]
 fn records_end_up_in_a_read_of_another_file() {
     let stage = Stage::new();

@@ -241,7 +241,7 @@ pub fn look(pid: u32, despite_filter: bool) -> Result<Subject, AttachError> {
         let others = number(&status, "Threads").unwrap_or(1) > 1;
         return Err(if others { AttachError::Headless(pid) } else { AttachError::Ended(pid) });
     }
-    let born = crate::supervisor::born(pid).ok_or(AttachError::Gone(pid))?;
+    let born = crate::supervisor::born(pid).map_err(|e| gone(&e))?;
     open_to_us(pid, &status)?;
     refuse_tracer(pid, &status)?;
     if number(&status, "Seccomp") == Some(1) {

@@ -23,7 +23,6 @@ use ummunotify_sys::{process, ptrace};
 
 use super::clerk::errno_of;
 use super::log;
-use super::settle;
 use super::shared::{Message, Shared};
 use super::socket::Door;
 use super::task;
@@ -55,7 +54,7 @@ pub enum Attached {
 pub fn attach(shared: &Arc<Shared>, subject: &Subject) -> Result<Attached, AttachError> {
     let pid = subject.pid;
     let target = process::pidfd_open(pid).map_err(|_| AttachError::Gone(pid))?;
-    if task::born(pid) != Some(subject.born) {
+    if task::born(pid).ok() != Some(subject.born) {
         return Err(AttachError::Gone(pid));
     }
     // Held until the end: two errands at a time would be in each other's way.
@@ -170,7 +169,11 @@ fn is_ending(pid: u32, target: &OwnedFd) -> bool {
 /// Waits until each thread was seen elsewhere.
 fn vacate(pid: u32, target: &OwnedFd, place: Place) -> Result<(), AttachError> {
     let due = Instant::now() + PATIENCE;
-    let mut left = settle::threads(pid).unwrap_or_default();
+    let mut left = match task::threads(pid) {
+        Ok(threads) => threads,
+        Err(e) if task::is_gone(&e) => return Err(AttachError::Gone(pid)),
+        Err(e) => return Err(failed(pid, "list its threads", &e, "try again")),
+    };
     while !left.is_empty() {
         left.retain(|&tid| is_inside(pid, tid, place));
         if !process::pidfd_alive(target) {
@@ -212,11 +215,8 @@ fn stop(tid: u32) -> io::Result<ptrace::Stopped> {
 
 /// The threads, that first which minds a stop least.
 fn by_disturbance(pid: u32) -> Vec<u32> {
-    let mut threads: Vec<(u8, u32)> = settle::threads(pid)
-        .unwrap_or_default()
-        .into_iter()
-        .map(|tid| (disturbance(pid, tid), tid))
-        .collect();
+    let mut threads: Vec<(u8, u32)> =
+        task::threads(pid).unwrap_or_default().into_iter().map(|tid| (disturbance(pid, tid), tid)).collect();
     threads.sort_unstable();
     threads.into_iter().map(|(_, tid)| tid).collect()
 }
@@ -286,7 +286,7 @@ fn by_thread(
     let start = Instant::now();
     let stopped = match stop(tid) {
         Ok(stopped) => stopped,
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) && !task::is_zombie(tid) => {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) && !matches!(task::is_zombie(tid), Ok(true)) => {
             return Err(Trial::Failed(why_forbidden(pid, tid)));
         }
         // It has ended, or doesn't stop.

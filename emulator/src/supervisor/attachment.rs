@@ -122,8 +122,8 @@ impl Attachment {
             return;
         }
         let left = settle::settle(shared, pid);
-        if !left.is_empty() {
-            log::warning!("process {pid}: {} threads stay inside calls from before", left.len());
+        if !left.is_nobody() {
+            log::warning!("process {pid}: {left} inside calls from before");
             clerk::follow(pid, Arc::clone(space), left);
         }
     }

@@ -13,6 +13,7 @@ use ummunotify_sys::notify::{Listener, Notification};
 use ummunotify_sys::process;
 
 use super::log;
+use super::spare;
 use super::task;
 use crate::target::memory;
 use crate::trap::device::Room;
@@ -62,16 +63,27 @@ impl Caller<'_> {
         pipe_inode(self.call.tid, fd)
     }
 
-    /// Whether a descriptor number is in use.
+    /// Whether a descriptor number is in use; true if that can't be told.
     pub fn is_open(&self, fd: i32) -> bool {
-        std::fs::symlink_metadata(format!("/proc/{}/fd/{fd}", self.call.tid)).is_ok()
+        let link = std::fs::symlink_metadata(format!("/proc/{}/fd/{fd}", self.call.tid));
+        !link.is_err_and(|e| task::is_gone(&e))
     }
 
-    /// The flags of an open file; `None` if it isn't open.
-    pub fn file_flags(&self, fd: i32) -> Option<i32> {
-        let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.call.tid)).ok()?;
-        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"))?;
-        i32::from_str_radix(flags.trim(), 8).ok()
+    /// The flags of an open file.
+    ///
+    /// # Errors
+    /// It isn't open, or it can't be told.
+    pub fn file_flags(&self, fd: i32) -> io::Result<i32> {
+        let path = format!("/proc/{}/fdinfo/{fd}", self.call.tid);
+        let text = spare::with(|| std::fs::read_to_string(&path))?;
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+        flags.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Whether a read by that descriptor may wait; true if that can't be told.
+    pub fn blocks(&self, fd: i32) -> bool {
+        self.file_flags(fd).map_or(true, |flags| flags & libc::O_NONBLOCK == 0)
     }
 
     /// A copy of its descriptor, the same open file (pidfd_getfd(2), Linux 5.6).

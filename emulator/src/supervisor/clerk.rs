@@ -13,13 +13,13 @@ use ummunotify_abi::device::{Event, MAX_RECORDS};
 use ummunotify_abi::wire::{self, Hurdle, NOTICE_RING, Op, WANTS_USERFAULTFD};
 use ummunotify_engine::{Engine, Port};
 
-use super::context::Context;
+use super::context::{Context, WAKING};
 use super::fault;
 use super::host::SupervisorHost;
 use super::log;
 use super::recorder::Recorder;
 use super::rings;
-use super::settle;
+use super::settle::{self, Late};
 use super::shared::{Message, Shared};
 use super::socket::{Asked, Connection, Peer};
 use super::space::Space;
@@ -261,18 +261,14 @@ fn trap_is_set(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Res
     let (space, _) = shared.space_of(peer.pid).map_err(|e| errno_of(&e))?;
     // Only now no thread can get a ring unseen.
     expect_ring(shared, &space);
-    if left.is_empty()
+    if left.is_nobody()
         && let Ok(table) = task::mappings(peer.pid, &shared.kernel)
     {
         space.set_heap_end(maps::heap_end(&table).unwrap_or(0));
     }
     connection.reply(0, [0; 6], &[], &[])?;
-    if !left.is_empty() {
-        log::warning!(
-            "process {}: {} threads stay inside calls from before the filter",
-            peer.pid,
-            left.len()
-        );
+    if !left.is_nobody() {
+        log::warning!("process {}: {left} inside calls from before the filter", peer.pid);
         follow(peer.pid, space, left);
     }
     Ok(())
@@ -280,9 +276,9 @@ fn trap_is_set(shared: &Shared, connection: &Connection, peer: Peer) -> nix::Res
 
 /// Invalidates everything once the threads that were late have come out: apart from this connection, whose client
 /// may ask for more at once.
-pub(super) fn follow(pid: u32, space: Arc<Space>, left: Vec<u32>) {
+pub(super) fn follow(pid: u32, space: Arc<Space>, left: Late) {
     let late = Arc::new((space, left));
-    let follow = move |late: &(Arc<Space>, Vec<u32>)| {
+    let follow = move |late: &(Arc<Space>, Late)| {
         settle::follow(pid, late.1.clone());
         late.0.invalidate_all(ummunotify_engine::Reason::LateThread);
     };
@@ -389,7 +385,11 @@ fn call(
         })),
         Op::Read => {
             let room = usize::try_from(first).unwrap_or(MAX_RECORDS).min(MAX_RECORDS);
-            match recorder.read(context, &host, room, &mut RemotePort { connection, context }) {
+            let read = recorder.read(context, &host, room, &mut RemotePort { connection, context });
+            // The waker reads under it.
+            drop(recorder);
+            context.await_waker(WAKING);
+            match read {
                 Ok(n) => connection.reply(i64::try_from(n).unwrap_or(0), [0; 6], &[], &[]),
                 Err(e) => connection.refuse(e),
             }

@@ -21,16 +21,18 @@ use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
 use ummunotify_engine::{ARENA_BYTES, Begin, Engine, Reason, Recorded, Recorder as Hand};
+use ummunotify_sys::pipe;
 
 use super::recorder::{Recorder, Watch};
 use super::sleepers::{GoOn, Ring, Sleeper, Sleepers, Slept};
 use super::socket::Door;
+use super::spare;
 use super::switch::Turn;
 use crate::target::{Device, Mapping};
 use crate::trap::operation::Reach;
 
 /// How long a reader that finds nothing waits for the waker to end.
-const WAKING: Duration = Duration::from_secs(2);
+pub const WAKING: Duration = Duration::from_secs(2);
 
 /// One context.
 #[derive(Debug)]
@@ -212,9 +214,20 @@ impl Context {
         if self.engine.is_readable() {
             return Slept::Readable;
         }
-        self.drain();
+        if !self.drain() {
+            return Slept::No;
+        }
         sleepers.add(sleeper);
         Slept::Yes
+    }
+
+    /// Waits until the descriptor is readable if there is something to read, for at most that time. Who was told of it,
+    /// and what goes on, may poll at once. Not with the recorder held, which the waker needs.
+    pub fn await_waker(&self, limit: Duration) {
+        let sleepers = lock(&self.sleepers);
+        if sleepers.will_ring() && self.engine.is_readable() {
+            drop(self.awake.wait_timeout_while(sleepers, limit, |s| s.will_ring()));
+        }
     }
 
     /// The task does something else.
@@ -244,6 +257,7 @@ impl Context {
     /// Lets the calls go on that wait for a ring.
     pub fn hurry(&self) {
         let calls = lock(&self.sleepers).overdue();
+        self.awake.notify_all();
         drop(calls);
     }
 
@@ -253,21 +267,27 @@ impl Context {
     }
 
     /// Takes every byte out of the pipe, for a reader that can't do it itself: through a passing second read
-    /// end, since a permanent one would hide that the clients have closed theirs.
-    fn drain(&self) {
+    /// end, since a permanent one would hide that the clients have closed theirs. False if some may be left.
+    fn drain(&self) -> bool {
         self.engine.hush();
-        let end = nix::fcntl::open(
-            format!("/proc/self/fd/{}", self.bell.as_raw_fd()).as_str(),
-            OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC,
-            nix::sys::stat::Mode::empty(),
-        );
-        match end {
-            Ok(end) => {
-                let mut bytes = [0; 4096];
-                while matches!(nix::unistd::read(&end, &mut bytes), Ok(n) if n == bytes.len()) {}
-            }
-            Err(e) => super::log::debug!("context {}: drain: {e}", self.number),
+        // Mostly there is none, and where no descriptor is left this can still be told.
+        if matches!(pipe::pending(self.bell.as_fd()), Ok(0)) {
+            return true;
         }
+        let drained = spare::with(|| {
+            let end = nix::fcntl::open(
+                format!("/proc/self/fd/{}", self.bell.as_raw_fd()).as_str(),
+                OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC,
+                nix::sys::stat::Mode::empty(),
+            )?;
+            let mut bytes = [0; 4096];
+            while matches!(nix::unistd::read(&end, &mut bytes), Ok(n) if n == bytes.len()) {}
+            Ok(())
+        });
+        if let Err(e) = &drained {
+            super::log::debug!("context {}: drain: {e}", self.number);
+        }
+        drained.is_ok()
     }
 
     /// Nobody has a descriptor or the counter any more: tells the opener, whose threads may still look at the arena. A
@@ -384,6 +404,7 @@ pub(super) fn sealed_memfd(name: &std::ffi::CStr, bytes: u64) -> io::Result<Owne
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::supervisor::spent::without_descriptors;
     use std::time::Instant;
 
     /// A call that is let go without being recorded must find that everything is invalid already.
@@ -403,5 +424,35 @@ mod tests {
             ending.join().expect("it ends");
         });
         assert!(!context.watch().admits(10) && context.is_ended());
+    }
+
+    #[test]
+    fn a_byte_that_cannot_be_taken_out_ends_a_sleep() {
+        let (alarm, _calls) = crossbeam_channel::unbounded();
+        let (context, _device) = Context::create(1, true, Some(alarm)).expect("a context");
+        let sleeper = || Sleeper::new(ummunotify_sys::process::gettid(), 0);
+        let sleep = || context.sleep(sleeper());
+        assert_eq!(without_descriptors(sleep), Slept::Yes, "no byte, no need to take it out");
+        lock(&context.sleepers).take();
+        context.ring();
+        assert_eq!(without_descriptors(sleep), Slept::No);
+        assert_eq!(sleep(), Slept::Yes);
+    }
+
+    #[test]
+    fn a_waker_at_work_is_not_waited_for_where_something_is_left() {
+        let (alarm, _calls) = crossbeam_channel::unbounded();
+        let (context, _device) = Context::create(1, true, Some(alarm)).expect("a context");
+        assert_eq!(context.sleep(Sleeper::new(1 << 23, 0)), Slept::Yes);
+        context.invalidate_all(Reason::Requested);
+        let byte = || pipe::pending(context.bell()).expect("it is a pipe");
+        let start = Instant::now();
+        context.await_waker(Duration::from_millis(20));
+        assert!(start.elapsed() >= Duration::from_millis(20) && byte() == 0, "there is no waker yet");
+        std::thread::scope(|scope| {
+            scope.spawn(|| context.wake(|_| std::thread::sleep(Duration::from_millis(20))));
+            context.await_waker(Duration::from_secs(20));
+            assert_eq!(byte(), 1);
+        });
     }
 }

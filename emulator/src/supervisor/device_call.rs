@@ -12,7 +12,7 @@ use ummunotify_sys::ptrace;
 
 use super::caller::{Buffers, Caller, Memory};
 use super::clerk::errno_of;
-use super::context::{Context, lock};
+use super::context::{Context, WAKING, lock};
 use super::desk::{self, Visit};
 use super::host::SupervisorHost;
 use super::log;
@@ -138,12 +138,10 @@ impl Used<'_> {
         };
         loop {
             let result = self.read_once(&buffers);
-            let may_block = || {
-                flags & libc::RWF_NOWAIT == 0
-                    && self.caller.file_flags(fd).is_none_or(|flags| flags & libc::O_NONBLOCK == 0)
-            };
+            let may_block = || flags & libc::RWF_NOWAIT == 0 && self.caller.blocks(fd);
             if result != Err(Errno::EAGAIN) || !may_block() {
                 let read = matches!(result, Ok(n) if n > 0);
+                self.context.await_waker(WAKING);
                 if !self.caller.answer(result) && read && self.space.process_alive() {
                     // Interrupted after the records were consumed (Linux before 6.0).
                     self.context.invalidate_all(Reason::Requested);
@@ -154,7 +152,13 @@ impl Used<'_> {
             if offset.is_some() || task::is_traced(self.caller.call.tid) {
                 return self.hold(visit, fd, buffers);
             }
-            match sleepers::sleep(self.shared, &self.context, Sleeper::new(self.caller.call.tid, fd)) {
+            let sleeper = Sleeper::new(self.caller.call.tid, fd);
+            // Its number may be another file's when it is woken, and nobody would know whose. But whether a read may wait of
+            // which we can't tell, only the pipe knows.
+            if !sleeper.is_known() && self.caller.file_flags(fd).is_ok() {
+                return self.hold(visit, fd, buffers);
+            }
+            match sleepers::sleep(self.shared, &self.context, sleeper) {
                 Slept::Yes => return self.caller.proceed(),
                 Slept::Readable => {}
                 Slept::No => return self.hold(visit, fd, buffers),
@@ -176,8 +180,8 @@ impl Used<'_> {
                 let caller = Caller { call: &visit.call, listener };
                 while caller.waits() {
                     let result = read_once(&caller, &space, &context, &buffers);
-                    let blocks = caller.file_flags(fd).is_none_or(|flags| flags & libc::O_NONBLOCK == 0);
-                    if result != Err(Errno::EAGAIN) || !blocks {
+                    if result != Err(Errno::EAGAIN) || !caller.blocks(fd) {
+                        context.await_waker(WAKING);
                         caller.answer(result);
                         return;
                     }

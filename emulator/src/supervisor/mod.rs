@@ -39,6 +39,9 @@ mod shared;
 mod sleepers;
 mod socket;
 mod space;
+mod spare;
+#[cfg(test)]
+mod spent;
 mod switch;
 mod task;
 mod watcher;
@@ -70,6 +73,7 @@ pub fn run(control: OwnedFd, device: Option<Band>) -> anyhow::Result<()> {
     log::init();
     detach();
     main_loop::block_child_signal();
+    spare::keep();
     see_own_processes()?;
     let (layers, rings) = (setting(config::ENV_TRAP)?, setting(config::ENV_IO_URING)?);
     let shared = Arc::new(shared::Shared::new(device, layers, rings)?);
@@ -92,6 +96,7 @@ pub fn run_attached(
     let _ = nix::unistd::setsid();
     detach();
     main_loop::block_child_signal();
+    spare::keep();
     see_own_processes()?;
     let (layers, rings) = (Layers::default(), Rings::default());
     let shared = Arc::new(shared::Shared::new(Some(subject.band), layers, rings)?);

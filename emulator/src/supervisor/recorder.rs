@@ -17,6 +17,7 @@ use ummunotify_sys::device::Device;
 
 use super::context::Context;
 use super::host::SupervisorHost;
+use super::task;
 
 /// Who records.
 #[derive(Debug)]
@@ -185,7 +186,7 @@ impl Watch {
             return true;
         }
         if self.loose.len() >= self.crowded {
-            self.loose.retain(|tid| std::path::Path::new(&format!("/proc/{tid}")).exists());
+            self.loose.retain(|tid| task::exists(*tid));
             self.crowded = FEW.max(2 * self.loose.len());
         }
         self.loose.insert(tid);

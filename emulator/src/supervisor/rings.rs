@@ -11,15 +11,22 @@ const NAME: &str = "anon_inode:[io_uring]";
 /// its memory is mapped, or be registered with the ring alone). True when it can't be said.
 pub fn has_ring(pid: u32) -> bool {
     // A first thread that has ended has neither; any other shows both, since threads share them as a rule.
-    let thread = if task::is_zombie(pid) { task::other_thread(pid) } else { Some(pid) };
+    let thread = match task::is_zombie(pid) {
+        Ok(true) => task::other_thread(pid),
+        known => known.map(|_| Some(pid)),
+    };
+    let thread = thread.unwrap_or(None);
     thread.is_none_or(|tid| by_descriptor(tid).unwrap_or(true) || by_mapping(tid).unwrap_or(true))
 }
 
 fn by_descriptor(pid: u32) -> std::io::Result<bool> {
     let mut found = false;
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        // One that was closed meanwhile is none.
-        found |= entry.is_ok_and(|e| fs::read_link(e.path()).is_ok_and(|name| name.as_os_str() == NAME));
+        found |= match fs::read_link(entry?.path()) {
+            Ok(name) => name.as_os_str() == NAME,
+            // One that was closed meanwhile is none.
+            Err(e) => !task::is_gone(&e),
+        };
     }
     Ok(found)
 }

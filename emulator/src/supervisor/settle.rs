@@ -3,6 +3,7 @@
 //! A filter that is put on all threads (TSYNC) doesn't reach a call that has already passed the entry. Such
 //! a call may still change mappings after open has returned. So open waits for them, bounded.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -32,11 +33,43 @@ enum Seen {
     Unclear,
 }
 
+/// Threads that weren't seen outside the watched calls in time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Late {
+    /// These.
+    Threads(Vec<u32>),
+    /// The process's threads can't be listed: any of them.
+    Any,
+}
+
+impl Late {
+    /// Whether each was in time.
+    pub fn is_nobody(&self) -> bool {
+        matches!(self, Self::Threads(threads) if threads.is_empty())
+    }
+}
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Threads(threads) => write!(f, "{} threads stay", threads.len()),
+            Self::Any => write!(f, "its threads can't be listed, so any may stay"),
+        }
+    }
+}
+
 /// Waits until each thread of `pid` was seen outside the watched calls once (the one that opens the device
-/// sleeps in recvmsg meanwhile). Returns the ids of those that weren't in time.
-pub fn settle(shared: &Shared, pid: u32) -> Vec<u32> {
-    let Some(mut left) = threads(pid) else { return Vec::new() };
+/// sleeps in recvmsg meanwhile). Returns those that weren't in time.
+pub fn settle(shared: &Shared, pid: u32) -> Late {
     let start = Instant::now();
+    let mut left = loop {
+        match task::threads(pid) {
+            Ok(threads) => break threads,
+            Err(e) if task::is_gone(&e) => return Late::Threads(Vec::new()),
+            Err(_) if start.elapsed() >= PATIENCE => return Late::Any,
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    };
     let mut pause = Duration::from_micros(20);
     let mut stopped = false;
     while !left.is_empty() && start.elapsed() < PATIENCE {
@@ -58,7 +91,7 @@ pub fn settle(shared: &Shared, pid: u32) -> Vec<u32> {
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(5));
     }
-    left
+    Late::Threads(left)
 }
 
 /// Learns where the heap of a space with an open context ends, if every thread of process `pid` is outside the watched
@@ -66,7 +99,7 @@ pub fn settle(shared: &Shared, pid: u32) -> Vec<u32> {
 pub fn learn_heap(space: &Space, pid: u32, kernel: &KernelTraits) {
     let outside = |left: Vec<u32>| left.iter().all(|&tid| look(pid, tid) == Seen::Outside);
     if space.heap_is_unknown()
-        && threads(pid).is_some_and(outside)
+        && task::threads(pid).is_ok_and(outside)
         && let Ok(table) = task::mappings(pid, kernel)
     {
         space.set_heap_end(maps::heap_end(&table).unwrap_or(0));
@@ -74,10 +107,17 @@ pub fn learn_heap(space: &Space, pid: u32, kernel: &KernelTraits) {
 }
 
 /// Follows threads that [`settle`] gave up on until they were seen outside, for at most ten seconds.
-pub fn follow(pid: u32, mut left: Vec<u32>) {
+pub fn follow(pid: u32, mut left: Late) {
     let start = Instant::now();
-    while !left.is_empty() && start.elapsed() < Duration::from_secs(10) {
-        left.retain(|&tid| look(pid, tid) != Seen::Outside);
+    while !left.is_nobody() && start.elapsed() < Duration::from_secs(10) {
+        match &mut left {
+            Late::Threads(threads) => threads.retain(|&tid| look(pid, tid) != Seen::Outside),
+            Late::Any => match task::threads(pid) {
+                Ok(threads) => left = Late::Threads(threads),
+                Err(e) if task::is_gone(&e) => return,
+                Err(_) => {}
+            },
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -161,12 +201,6 @@ const STOP_AFTER: Duration = Duration::from_millis(100);
 /// How long a thread may take to stop when asked to.
 const STOP_PATIENCE: Duration = Duration::from_millis(50);
 
-/// The threads of a process; `None` if it is gone or not visible.
-pub fn threads(pid: u32) -> Option<Vec<u32>> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    Some(entries.filter_map(|e| e.ok()?.file_name().to_str()?.parse().ok()).collect())
-}
-
 /// What the thread is doing, by /proc/PID/task/TID/syscall: "running", "-1 …" (asleep outside any call, in a
 /// page fault), or number and arguments of the call that it sleeps in (proc_pid_syscall(5)).
 fn look(pid: u32, tid: u32) -> Seen {
@@ -186,8 +220,7 @@ fn look_for(pid: u32, tid: u32, watched: &dyn Fn(&Operation) -> bool) -> Seen {
 fn look_at(path: &str, watched: &dyn Fn(&Operation) -> bool) -> Seen {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
-        // ENOENT, ESRCH: it has ended.
-        Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => return Seen::Outside,
+        Err(e) if task::is_gone(&e) => return Seen::Outside,
         Err(_) => return Seen::Unclear,
     };
     let mut words = text.split_whitespace();
@@ -257,4 +290,24 @@ fn stop_one(tid: u32) -> bool {
     // Where it isn't stopped yet, the end of this tracer thread detaches it (ptrace(2)).
     let _ = ptrace::detach(tid, None);
     seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::spent::without_descriptors;
+    use crate::trap::{Layers, Rings};
+
+    #[test]
+    fn threads_that_cannot_be_listed_are_taken_for_none() {
+        let shared = Shared::new(None, Layers::default(), Rings::default()).expect("what they share");
+        let me = std::process::id();
+        assert_eq!(without_descriptors(|| settle(&shared, me)), Late::Any);
+        // Above the largest id that any kernel gives (proc(5), pid_max).
+        let nobody = 1 << 23;
+        assert!(settle(&shared, nobody).is_nobody());
+        let start = Instant::now();
+        follow(nobody, Late::Any);
+        assert!(start.elapsed() < Duration::from_secs(5), "who is gone is followed");
+    }
 }

@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub struct Sleeper {
     /// Its id.
     tid: u32,
-    /// When it began.
+    /// When it began, if that can be told.
     born: Option<u64>,
     /// Its descriptor.
     fd: i32,
@@ -69,6 +69,8 @@ pub struct Sleepers {
     waking: Vec<Arc<Sleeper>>,
     /// Rings that the waker makes when it is done; 0 when it isn't at work.
     rings: u32,
+    /// It takes too long: nobody waits for it.
+    late: bool,
     /// Calls that go on after that.
     after: Vec<Arc<GoOn>>,
 }
@@ -116,9 +118,14 @@ impl Sleepers {
         self.rings > 0
     }
 
+    /// Whether the waker is about to ring.
+    pub fn will_ring(&self) -> bool {
+        self.is_waking() && !self.late
+    }
+
     /// The call goes on when the waker is done, if it is at work.
     pub fn delay(&mut self, call: &Arc<GoOn>) {
-        if self.is_waking() {
+        if self.will_ring() {
             self.after.push(Arc::clone(call));
         }
     }
@@ -144,6 +151,7 @@ impl Sleepers {
 
     /// The calls that were to go on when the waker is done: they needn't wait any longer.
     pub fn overdue(&mut self) -> Vec<Arc<GoOn>> {
+        self.late = true;
         std::mem::take(&mut self.after)
     }
 
@@ -151,6 +159,7 @@ impl Sleepers {
     /// to sleep meanwhile.
     pub fn woken(&mut self) -> (u32, Vec<Arc<GoOn>>) {
         self.waking.clear();
+        self.late = false;
         (std::mem::take(&mut self.rings), std::mem::take(&mut self.after))
     }
 }
@@ -158,7 +167,12 @@ impl Sleepers {
 impl Sleeper {
     /// A task that reads from that descriptor.
     pub fn new(tid: u32, fd: i32) -> Self {
-        Self { tid, born: task::born(tid), fd, left: AtomicBool::new(false) }
+        Self { tid, born: task::born(tid).ok(), fd, left: AtomicBool::new(false) }
+    }
+
+    /// Whether it can be told from a later task of the same number.
+    pub fn is_known(&self) -> bool {
+        self.born.is_some()
     }
 
     /// Makes the task leave the pipe's read with what there is to read, if it still is there, when `hold` returns.
@@ -206,8 +220,13 @@ impl Sleeper {
     ) -> Option<nix::Result<i64>> {
         const ERESTARTSYS: i64 = 512;
         let number = u32::try_from(registers.orig_rax).ok()?;
-        // A later task of the same number reads something else.
-        if self.born.is_none() || task::born(self.tid) != self.born {
+        // A later task of the same number reads something else. Where that can't be told, who reads this device is one
+        // of its readers.
+        let is_same = match (self.born, task::born(self.tid)) {
+            (Some(born), Ok(now)) => born == now,
+            _ => caller::pipe_inode(self.tid, self.fd) == Some(context.inode),
+        };
+        if !is_same {
             return None;
         }
         if registers.rax.cast_signed() != -ERESTARTSYS || registers.rdi as i32 != self.fd {
@@ -228,11 +247,15 @@ impl Sleeper {
         (caller::pipe_inode(self.tid, self.fd) != Some(context.inode)).then_some(Err(Errno::EBADF))
     }
 
-    /// Whether it is in such a read, or on its way there (it shows as running).
+    /// Whether it is in such a read, or on its way there (it shows as running); true if that can't be told, for its
+    /// registers tell then.
     fn may_sleep(&self) -> bool {
-        let Ok(text) = std::fs::read_to_string(format!("/proc/{}/syscall", self.tid)) else { return false };
+        let text = match std::fs::read_to_string(format!("/proc/{}/syscall", self.tid)) {
+            Ok(text) => text,
+            Err(e) => return !task::is_gone(&e),
+        };
         let mut words = text.split_whitespace();
-        let Some(first) = words.next() else { return false };
+        let Some(first) = words.next() else { return true };
         if first == "running" {
             return true;
         }
@@ -281,7 +304,7 @@ pub enum Slept {
     Yes,
     /// There is something to read.
     Readable,
-    /// The waker doesn't come to an end, or there is none.
+    /// The waker doesn't come to an end, or there is none, or a byte in the pipe would end its sleep.
     No,
 }
 
@@ -298,7 +321,7 @@ pub fn sleep(shared: &Arc<Shared>, context: &Arc<Context>, sleeper: Sleeper) -> 
         let mut beds = lock(&shared.alarm.beds);
         // Tasks that have ended don't say so.
         if beds.len() >= BEDS {
-            beds.retain(|tid, bed| bed.strong_count() > 0 && task::process_of(*tid).is_some());
+            beds.retain(|tid, bed| bed.strong_count() > 0 && task::exists(*tid));
         }
         beds.insert(sleeper.tid, Arc::downgrade(context));
     }
@@ -351,4 +374,39 @@ fn wake(sleepers: Vec<Arc<Sleeper>>, space: &Arc<Space>, context: &Arc<Context>)
     drop(held);
     let _ = all.recv();
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::spent::without_descriptors;
+
+    #[test]
+    fn a_task_of_which_nothing_can_be_told_is_taken_for_awake() {
+        let me = ummunotify_sys::process::gettid();
+        let (is_known, may_sleep) = without_descriptors(|| {
+            let sleeper = Sleeper::new(me, 0);
+            (sleeper.is_known(), sleeper.may_sleep())
+        });
+        assert!(!is_known && may_sleep);
+        // Above the largest id that any kernel gives (proc(5), pid_max).
+        assert!(!Sleeper::new(1 << 23, 0).may_sleep());
+    }
+
+    #[test]
+    fn a_waker_that_takes_too_long_is_waited_for() {
+        let mut sleepers = Sleepers::default();
+        let call = GoOn::new(&Arc::default(), 1);
+        sleepers.add(Sleeper::new(1 << 23, 0));
+        assert_eq!(sleepers.ring(), Ring::Wake);
+        sleepers.delay(&call);
+        assert!(sleepers.will_ring());
+        assert_eq!(sleepers.overdue().len(), 1);
+        sleepers.delay(&call);
+        assert!(sleepers.is_waking() && !sleepers.will_ring());
+        assert_eq!(sleepers.woken().1.len(), 0, "a call that came later waits as well");
+        sleepers.add(Sleeper::new(1 << 23, 0));
+        assert_eq!(sleepers.ring(), Ring::Wake);
+        assert!(sleepers.will_ring());
+    }
 }

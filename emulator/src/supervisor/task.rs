@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use ummunotify_sys::{process, ptrace};
 
-use crate::target::{self, KernelTraits, Mapping, ProcessTarget, Target};
+use super::spare;
+use crate::target::{self, KernelTraits, Mapping, ProcessTarget, Source, Target, Unreadable};
 
 /// The mapping table of a task. The one fact here that can wait for the task's mapping lock.
 ///
@@ -15,18 +16,46 @@ use crate::target::{self, KernelTraits, Mapping, ProcessTarget, Target};
 /// process goes on: its own table is empty then, and that of another thread is the process's.
 pub fn mappings(tid: u32, kernel: &KernelTraits) -> target::Result<Arc<[Mapping]>> {
     let own = ProcessTarget::new(tid.cast_signed(), false, kernel).mappings();
-    if own.as_ref().is_ok_and(|table| !table.is_empty()) {
+    if own.as_ref().map_or_else(|e| !is_end(e.errno), |table| !table.is_empty()) {
         return own;
     }
-    let threads = std::fs::read_dir(format!("/proc/{tid}/task")).into_iter().flatten();
-    let others = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    others
-        .filter(|other| *other != tid)
-        .find_map(|other| {
-            let table = ProcessTarget::new(other.cast_signed(), false, kernel).mappings().ok()?;
-            (!table.is_empty()).then_some(table)
-        })
-        .map_or(own, Ok)
+    let unreadable =
+        |e: io::Error| Unreadable { source: Source::Other, errno: e.raw_os_error().unwrap_or(0) };
+    let others = match threads(tid) {
+        Err(e) if is_gone(&e) => return own,
+        others => others.map_err(unreadable)?,
+    };
+    for other in others.into_iter().filter(|other| *other != tid) {
+        match ProcessTarget::new(other.cast_signed(), false, kernel).mappings() {
+            Ok(table) if table.is_empty() => {}
+            Err(e) if is_end(e.errno) => {}
+            // It may be this one's that is wanted.
+            known => return known,
+        }
+    }
+    own
+}
+
+/// The threads of a process.
+///
+/// # Errors
+/// What [`is_gone`] knows, or it can't be said.
+pub fn threads(pid: u32) -> io::Result<Vec<u32>> {
+    let mut threads = Vec::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        threads.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(threads)
+}
+
+/// Whether an error of a look into /proc means that the task is gone: any other (EMFILE, ENFILE, ENOMEM) says nothing of
+/// it.
+pub fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error().is_some_and(is_end)
+}
+
+fn is_end(errno: i32) -> bool {
+    matches!(errno, libc::ENOENT | libc::ESRCH)
 }
 
 /// The process (thread group) that a task belongs to; `None` if it is gone or not visible.
@@ -39,28 +68,40 @@ pub fn parent_of(pid: u32) -> Option<u32> {
     status_field(pid, "PPid:")
 }
 
-/// Whether there is a task of that number. Any thread has an entry in /proc, shown or not.
+/// Whether there is a task of that number; true if that can't be told. Any thread has an entry in /proc, shown or not.
 pub fn exists(tid: u32) -> bool {
-    std::path::Path::new(&format!("/proc/{tid}")).exists()
+    !std::fs::metadata(format!("/proc/{tid}")).is_err_and(|e| is_gone(&e))
 }
 
 /// A thread of process `pid` beside the first that hasn't ended; `None` if there is none.
-pub fn other_thread(pid: u32) -> Option<u32> {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
-    let mut others = threads.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    others.find(|tid| *tid != pid && !is_zombie(*tid))
+///
+/// # Errors
+/// It can't be said.
+pub fn other_thread(pid: u32) -> io::Result<Option<u32>> {
+    for tid in threads(pid)?.into_iter().filter(|tid| *tid != pid) {
+        match is_zombie(tid) {
+            Ok(false) => return Ok(Some(tid)),
+            Err(e) if !is_gone(&e) => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(None)
 }
 
 /// Whether the task has ended and waits to be reaped, or for the other threads of its process.
-pub fn is_zombie(tid: u32) -> bool {
-    status(tid).is_ok_and(|status| status.lines().any(|line| line.starts_with("State:\tZ")))
+///
+/// # Errors
+/// It is gone, or it can't be said.
+pub fn is_zombie(tid: u32) -> io::Result<bool> {
+    Ok(status(tid)?.lines().any(|line| line.starts_with("State:\tZ")))
 }
 
-/// Whether the task is gone, or as good as.
+/// Whether the task is gone, or as good as; false if that can't be told.
 pub fn has_ended(tid: u32) -> bool {
-    status(tid).map_or(true, |status| {
-        status.lines().any(|l| l.starts_with("State:\tZ") || l.starts_with("State:\tX"))
-    })
+    match status(tid) {
+        Ok(status) => status.lines().any(|l| l.starts_with("State:\tZ") || l.starts_with("State:\tX")),
+        Err(e) => is_gone(&e),
+    }
 }
 
 /// The process that traces the task; 0 if none does, `None` if that can't be seen.
@@ -85,7 +126,11 @@ fn status(tid: u32) -> io::Result<String> {
 }
 
 fn status_field(tid: u32, name: &str) -> Option<u32> {
-    status(tid).ok()?.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+    field(&status(tid).ok()?, name)
+}
+
+fn field(status: &str, name: &str) -> Option<u32> {
+    status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
 /// Whether a task's pid namespace is the reader's own, so that both call a task by the same number. False
@@ -97,10 +142,16 @@ pub fn in_our_pid_namespace(pid: u32) -> bool {
 }
 
 /// When the task began, in clock ticks since boot: with its id it names one task only (proc_pid_stat(5), starttime).
-pub fn born(tid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
+///
+/// # Errors
+/// It is gone, or it can't be said.
+pub fn born(tid: u32) -> io::Result<u64> {
+    let path = format!("/proc/{tid}/stat");
+    let stat = String::from_utf8_lossy(&spare::with(|| std::fs::read(&path))?).into_owned();
     // The name in parentheses may hold anything; the third field follows the last of them.
-    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+    let rest = stat.rfind(')').and_then(|end| stat.get(end + 1..));
+    let field = rest.and_then(|rest| rest.split_ascii_whitespace().nth(22 - 3));
+    field.and_then(|field| field.parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Who traces a task.
@@ -111,10 +162,17 @@ enum Tracer {
     /// Another supervisor, which tries to attach to the process and will find that we have it.
     Kin,
     Somebody,
+    /// It can't be told.
+    Unknown,
 }
 
 fn tracer(tid: u32) -> Tracer {
-    match status_field(tid, "TracerPid:") {
+    let status = match status(tid) {
+        Ok(status) => status,
+        Err(e) if is_gone(&e) => return Tracer::Nobody,
+        Err(_) => return Tracer::Unknown,
+    };
+    match field(&status, "TracerPid:") {
         None | Some(0) => Tracer::Nobody,
         Some(tracer) if process::has_thread(std::process::id(), tracer) => Tracer::Ourselves,
         Some(tracer) if is_kin(tracer) => Tracer::Kin,
@@ -128,7 +186,7 @@ fn is_kin(tid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{process}/comm")).is_ok_and(|name| name.trim_end() == super::NAME)
 }
 
-/// How long one that calls itself a supervisor may trace a task of ours.
+/// How long one that calls itself a supervisor may trace a task of ours, or one of whom nothing can be told.
 const KIN: Duration = Duration::from_secs(2);
 
 /// Whether somebody else, a debugger, traces the task.
@@ -152,7 +210,7 @@ pub fn seize(tid: u32) -> io::Result<ptrace::Seized> {
             Err(e) if e.raw_os_error() == Some(libc::EPERM) && tracer(tid) == Tracer::Ourselves => {}
             Err(e)
                 if e.raw_os_error() == Some(libc::EPERM)
-                    && (before == Tracer::Kin || tracer(tid) == Tracer::Kin)
+                    && [before, tracer(tid)].iter().any(|t| matches!(t, Tracer::Kin | Tracer::Unknown))
                     && start.elapsed() < KIN =>
             {
                 std::thread::sleep(Duration::from_micros(200));

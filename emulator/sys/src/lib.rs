@@ -9,6 +9,7 @@ pub mod futex;
 pub mod halt;
 pub mod maps;
 pub mod notify;
+pub mod pipe;
 pub mod process;
 pub mod ptrace;
 pub mod seccomp;

@@ -287,6 +287,57 @@ TEST(call_read_a_sleeper_that_leaves_something_finds_it_readable)
     is("not_readable_after_it", short_ones, 0);
 }
 
+struct follower {
+    struct task task;
+    int fd, left;
+    ssize_t result;
+    volatile uint64_t *counter;
+    struct ummunotify_event record;
+};
+
+/* Reads one record as soon as the counter moves. */
+static void *follow_the_counter(void *follower_)
+{
+    struct follower *f = follower_;
+    struct pollfd p = {.fd = f->fd, .events = POLLIN};
+    for (uint64_t before = *f->counter; *f->counter == before;)
+        ;
+    f->result = read(f->fd, &f->record, sizeof f->record);
+    f->left = poll(&p, 1, 0);
+    return NULL;
+}
+
+TEST(call_read_beside_a_sleeper_that_leaves_something_finds_it_readable)
+{
+    enum { N = 4, ROUNDS = 30 };
+    int fd = open_device(O_RDONLY), short_ones = 0;
+    char *a = area(N);
+    for (uint64_t i = 0; i < N; i++)
+        reg(fd, i, a + i * PAGE, a + (i + 1) * PAGE);
+    for (int i = 0; i < ROUNDS; i++) {
+        static struct reader r;
+        static struct follower f;
+        r = (struct reader){.fd = fd, .count = 32};
+        f = (struct follower){.fd = fd, .counter = counter_of(fd)};
+        start(&r.task, read_then_poll, &r);
+        asleep("sleeps", r.task.tid);
+        start(&f.task, follow_the_counter, &f);
+        nap(1);
+        discard(a, N);
+        if (!ends("wakes", &r.task) || !ends("reads", &f.task))
+            return;
+        is("record", f.result, 32);
+        short_ones += f.left != 1;
+        munmap((void *)f.counter, PAGE);
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        struct ummunotify_event events[N + 1];
+        while (read(fd, events, sizeof events) > 0)
+            ;
+        fcntl(fd, F_SETFL, 0);
+    }
+    is("not_readable_after_it", short_ones, 0);
+}
+
 TEST(call_read_register_and_unregister_dont_wake)
 {
     int fd = open_device(O_RDONLY);

@@ -82,6 +82,8 @@ impl MainLoop {
         space.tell_recorders();
         if at.is_none() {
             self.free(number);
+        } else if at == Some(PageRange::ALL) {
+            self.recheck = Some(Instant::now() + LOOK_AGAIN);
         } else if before.is_none() && space.is_inline() {
             // The process's own threads, whose calls weren't trapped until now, may have unmapped it meanwhile.
             self.recheck = Some(Instant::now() + Duration::from_millis(10));
@@ -137,8 +139,11 @@ impl MainLoop {
     }
 }
 
-/// Where a client still maps the context's counter; the shim's own mapping is the shared and writable one. Anywhere, as
-/// long as the table can't be read.
+/// When to look again for a counter if that failed.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Where a client still maps the context's counter; the shim's own mapping is the shared and writable one. Anywhere, if
+/// it can't be told.
 fn mapped_counter(shared: &Shared, space: &Space, context: &Context) -> Option<PageRange> {
     match task::mappings(space.pid, &shared.kernel) {
         Ok(table) => {
@@ -146,7 +151,8 @@ fn mapped_counter(shared: &Shared, space: &Space, context: &Context) -> Option<P
         }
         Err(e) => {
             log::debug!("process {}: {e}", space.pid);
-            space.process_alive().then_some(PageRange::ALL)
+            let alive = !space.is_gone() && space.process_alive();
+            (alive && !matches!(e.errno, libc::ENOENT | libc::ESRCH)).then_some(PageRange::ALL)
         }
     }
 }
@@ -180,5 +186,23 @@ fn unwatched(space: &Space) -> String {
     match space.fault.unwatched() {
         0 => String::new(),
         n => format!("; userfaultfd couldn't watch {n} times"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::spent::without_descriptors;
+    use crate::trap::{Layers, Rings};
+
+    #[test]
+    fn a_counter_that_cannot_be_looked_for_is_taken_for_unmapped() {
+        let shared = Shared::new(None, Layers::default(), Rings::default()).expect("what they share");
+        let (jobs, _queue) = crossbeam_channel::bounded(1);
+        let space = Space::new(std::process::id(), jobs).expect("a space");
+        let (context, _device) = Context::create(1, true, None).expect("a context");
+        let look = || mapped_counter(&shared, &space, &context);
+        assert_eq!(without_descriptors(look), Some(PageRange::ALL));
+        assert_eq!(look(), None);
     }
 }

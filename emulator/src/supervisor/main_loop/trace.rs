@@ -27,7 +27,7 @@ use ummunotify_sys::tracer::{self, Call, Entry, Event, Run};
 use super::{MainLoop, Source, Trapped};
 use crate::supervisor::gate::{Answer, Held};
 use crate::supervisor::space::Space;
-use crate::supervisor::{log, settle, task};
+use crate::supervisor::{log, task};
 use crate::trap::filter::TRACE_DATA;
 use crate::trap::operation::{Decoded, Syscall};
 
@@ -297,7 +297,8 @@ impl MainLoop {
 
     fn seize_threads(&mut self, pid: u32, seized: &mut Vec<u32>) -> nix::Result<()> {
         for _ in 0..LOOKS {
-            let mut threads = settle::threads(pid).ok_or(Errno::ESRCH)?;
+            let mut threads =
+                task::threads(pid).map_err(|e| e.raw_os_error().map_or(Errno::EIO, Errno::from_raw))?;
             threads.retain(|tid| !self.tracer.tasks.contains_key(tid));
             let before = seized.len();
             for tid in threads {
