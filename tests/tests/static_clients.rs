@@ -334,18 +334,18 @@ fn a_blocking_read_hangs_under_a_tracer() {
     }
 }
 
-/// Takes from a process all descriptors that it hasn't opened yet.
-fn spend_descriptors(pid: i32) {
+/// Takes from a process of that account all descriptors that it hasn't opened yet.
+fn spend_descriptors(stage: &Stage, account: Account, pid: i32) {
     let open: BTreeSet<u32> = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .expect("it runs")
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
     let free = (0..).find(|number| !open.contains(number)).unwrap_or_default();
-    let status = Command::new("prlimit")
+    stage
+        .program(Mode::Native, account, "prlimit")
         .args(["--pid", &pid.to_string(), &format!("--nofile={free}:")])
-        .status()
-        .expect("prlimit runs");
-    assert!(status.success(), "prlimit: {status}");
+        .run()
+        .assert_success();
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn a_blocking_read_returns_a_byte_when_the_supervisor_has_no_descriptor_left() {
     for account in Account::available() {
         let mut client = stage.program(Mode::Run, account, &spent).limit(Duration::from_secs(30)).spawn();
         client.wait_for_line("ready");
-        stage.supervisors().into_iter().for_each(spend_descriptors);
+        stage.supervisors().into_iter().for_each(|pid| spend_descriptors(&stage, account, pid));
         client.write_line("go on");
         client.finish().assert_success();
     }

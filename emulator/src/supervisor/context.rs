@@ -31,7 +31,7 @@ use super::switch::Turn;
 use crate::target::{Device, Mapping};
 use crate::trap::operation::Reach;
 
-/// How long a reader that finds nothing waits for the waker to end.
+/// How long a reader waits for the waker to end.
 pub const WAKING: Duration = Duration::from_secs(2);
 
 /// One context.
@@ -70,6 +70,7 @@ pub struct Context {
 impl Context {
     /// Makes a context and the device descriptor to hand out. `alarm`: for a program without a shim.
     pub fn create(number: u64, nonblocking: bool, alarm: Option<Sender<u64>>) -> io::Result<(Self, OwnedFd)> {
+        let _spare = spare::leave();
         let (device, bell) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         // O_NONBLOCK belongs to each end's own file description.
         nix::fcntl::fcntl(&bell, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;

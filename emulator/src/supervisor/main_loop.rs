@@ -34,6 +34,7 @@ use super::log;
 use super::shared::{Message, Shared};
 use super::socket::{Connection, Door};
 use super::space::Space;
+use super::spare;
 use super::worker::{Finding, Job};
 use crate::trap::device::DeviceCall;
 use crate::trap::effect::{Effect, effect};
@@ -314,9 +315,12 @@ impl MainLoop {
             std::thread::sleep(Duration::from_micros(200));
             return;
         }
-        let connection = match context {
-            None => self.door.accept(),
-            Some(number) => self.contexts.get(&number).and_then(|(_, c)| c.door()).and_then(Door::accept),
+        let connection = {
+            let _spare = spare::leave();
+            match context {
+                None => self.door.accept(),
+                Some(number) => self.contexts.get(&number).and_then(|(_, c)| c.door()).and_then(Door::accept),
+            }
         };
         match connection {
             Some(connection) => self.serve_connection(connection, Entrance::Door),

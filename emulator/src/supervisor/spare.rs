@@ -30,6 +30,12 @@ fn fill(spare: &mut Option<OwnedFd>) {
     }
 }
 
+/// As long as the result lives nobody uses the spare one, so that what is opened meanwhile and stays open doesn't take its
+/// number.
+pub fn leave() -> impl Drop {
+    lock(&SPARE)
+}
+
 /// Does something for which a descriptor is opened and closed again. It must not wait for a target: all who find no other
 /// descriptor wait for it.
 pub fn with<T>(work: impl Fn() -> io::Result<T>) -> io::Result<T> {
@@ -41,7 +47,7 @@ pub fn with<T>(work: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let mut spare = lock(&SPARE);
     fill(&mut spare);
     for _ in 0..TRIES {
-        // Somebody else may be faster, and most of those give the number back at once.
+        // Somebody else may be faster, who gives the number back at once.
         spare.take();
         done = work();
         if !is_spent(&done) {

@@ -10,7 +10,8 @@
 //!   its thread reports at its end.
 //! * Else the counter is moved for it, the event is read, and its range is recorded; whoever reads the device in
 //!   between waits with LAST. Where calls are on their way as well the event may turn out to be one of theirs, and
-//!   then the counter has moved once too often: events carry no thread.
+//!   then the counter has moved once too often: events carry no thread. Sleepers in a pipe's read aren't waited for: they
+//!   are woken with records, and those are known after the read only. So who polls at once may come before the byte.
 //!
 //! One event is read at a time, since a read lets all threads go whose events it takes. Nothing here waits for a
 //! target, for a lock that is held across such a wait, or for memory of the client.
