@@ -5,6 +5,9 @@
 //! which shares the table but not the descriptors). "Unknown" is always safe: it is looked up by inode. Only "not
 //! ours" is believed, so it is set only where the number was just seen to be something else, and never by a
 //! vfork child.
+//!
+//! Between the look and the note another thread can give the number to the device. So who looks at an unknown number
+//! says so first (`LOOKED_AT`), and notes only where nobody has taken that back.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
@@ -19,8 +22,10 @@ use crate::{owner, sys};
 const UNKNOWN: u16 = 0;
 /// Something else.
 const NOT_OURS: u16 = 1;
+/// Nothing is known, and somebody is looking.
+const LOOKED_AT: u16 = 2;
 /// First entry that names a slot.
-const SLOTS: u16 = 2;
+const SLOTS: u16 = 3;
 
 /// Numbers that have an entry. Higher ones are looked up each time.
 const SIZE: usize = 65536;
@@ -94,14 +99,14 @@ pub fn identity(fd: c_int) -> Option<Identity> {
 
 /// As [`lookup`], in a process that has held no device descriptor before.
 pub fn resolve(fd: c_int) -> Option<Ticket> {
+    let known = look(fd);
     let Some(identity) = identity(fd) else {
         // A number that isn't open is unknown: nothing was seen there.
         if sys::fcntl(fd, libc::F_GETFD, 0) >= 0 {
-            refuse(fd);
+            refuse(fd, known);
         }
         return None;
     };
-    let known = entry(fd).map_or(UNKNOWN, |entry| entry.load(Ordering::Acquire));
     if known >= SLOTS
         && let Some(ticket) = context::enter(known - SLOTS, identity)
     {
@@ -112,7 +117,7 @@ pub fn resolve(fd: c_int) -> Option<Ticket> {
         None => match ask(fd, identity) {
             Asked::Ours(ticket) => ticket,
             Asked::Foreign => {
-                refuse(fd);
+                refuse(fd, known);
                 return None;
             }
             Asked::Unclear => return None,
@@ -123,11 +128,35 @@ pub fn resolve(fd: c_int) -> Option<Ticket> {
     Some(ticket)
 }
 
-/// Notes that the descriptor isn't ours.
-fn refuse(fd: c_int) {
+/// The entry of a number that is about to be looked at, for [`refuse`].
+fn look(fd: c_int) -> u16 {
+    let Some(entry) = entry(fd) else { return UNKNOWN };
+    let known = entry.load(Ordering::Acquire);
     // In a process that never had one the table stays untouched.
-    if !is_idle() && owner::at_home() {
-        set(fd, NOT_OURS);
+    if known != UNKNOWN || is_idle() || !owner::at_home() {
+        return known;
+    }
+    USED.fetch_max(fd as u32 + 1, Ordering::AcqRel);
+    match entry.compare_exchange(UNKNOWN, LOOKED_AT, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => LOOKED_AT,
+        Err(now) => now,
+    }
+}
+
+/// Notes that the descriptor isn't ours, if its entry is what it was before it was looked at. A slot gives way to
+/// nothing more than "unknown": the number may have become the same slot's again.
+fn refuse(fd: c_int, known: u16) {
+    let Some(entry) = entry(fd) else { return };
+    let next = match known {
+        LOOKED_AT => NOT_OURS,
+        SLOTS.. => UNKNOWN,
+        _ => return,
+    };
+    if owner::at_home()
+        && entry.compare_exchange(known, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        && known >= SLOTS
+    {
+        context::release(known - SLOTS);
     }
 }
 
@@ -171,8 +200,10 @@ pub fn forget(fd: c_int) {
     match entry(fd) {
         Some(entry) => match entry.load(Ordering::Acquire) {
             UNKNOWN => {}
-            NOT_OURS => {
-                let _ = entry.compare_exchange(NOT_OURS, UNKNOWN, Ordering::AcqRel, Ordering::Relaxed);
+            NOT_OURS | LOOKED_AT => {
+                let _ = entry.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |now| {
+                    matches!(now, NOT_OURS | LOOKED_AT).then_some(UNKNOWN)
+                });
             }
             // In a vfork child the parent's descriptor stays open.
             _ if owner::at_home() => {

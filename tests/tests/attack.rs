@@ -153,3 +153,15 @@ fn a_copy_that_is_forked_amid_an_open_misses_invalidations() {
         }
     }
 }
+
+/// What one thread has seen under a number says nothing of the device that another one has put there since.
+#[test]
+fn a_number_that_becomes_the_devices_is_taken_for_what_it_was() {
+    let stage = Stage::new();
+    let renumbered = stage.client(&Client::program("renumbered", &["attack/renumbered.c"]));
+    for account in Account::available() {
+        let outcome = stage.program(Mode::Run, account, &renumbered).run();
+        outcome.assert_success();
+        assert_eq!(outcome.stdout, "register: ok\nread: 2 events\n", "{outcome}");
+    }
+}

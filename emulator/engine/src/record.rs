@@ -319,8 +319,10 @@ pub(crate) fn fulfil(arena: &Arena, host: &impl Host, told: Announced, range: Op
         count(arena, Count::Vain, 1);
     }
     step();
-    let less =
-        |n: u32| n & !(TOLD | OUTSTANDING) | n.wrapping_add(OUTSTANDING + 1) & TOLD | (n & OUTSTANDING) - 1;
+    let less = |n: u32| {
+        let told = n.wrapping_add(OUTSTANDING + 1) & TOLD;
+        (n & !(TOLD | OUTSTANDING)) | told | ((n & OUTSTANDING) - 1)
+    };
     let _ = announced.fetch_update(SeqCst, SeqCst, |n| (counts(n) && n & OUTSTANDING > 0).then(|| less(n)));
     host.wake(announced);
     recorded
