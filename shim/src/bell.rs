@@ -25,7 +25,7 @@ use core::sync::atomic::{Ordering, fence};
 use ummunotify_engine::Engine;
 
 use crate::door::Owned;
-use crate::sys;
+use crate::{inline, sys, table};
 
 /// Bytes in the pipe.
 fn pending(fd: c_int) -> usize {
@@ -120,8 +120,20 @@ fn take_into<const SEGMENTS: usize, const SEGMENT: usize>(fd: c_int, mut count: 
     }
 }
 
-/// Writes a byte ourselves. We have no write end, but /proc gives a passing one.
+/// Has a byte written. We have no write end, but /proc gives a passing one. Where it doesn't (no descriptor is left, no
+/// /proc, the user is another one) the supervisor is asked. If that one is dead or traps no calls, nothing can be done: the
+/// counter alone tells, until the next byte.
+#[cold]
 fn ring(fd: c_int) {
+    if !write_byte(fd)
+        && let Some(identity) = table::identity(fd)
+    {
+        inline::ring(identity.inode);
+    }
+}
+
+/// Writes a byte ourselves; false if that isn't possible.
+fn write_byte(fd: c_int) -> bool {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0u8; 10];
     let mut n = fd.unsigned_abs();
@@ -138,9 +150,11 @@ fn ring(fd: c_int) {
         *to = digit;
     }
     let end = sys::open(&path, libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC);
-    if end >= 0 {
-        let end = Owned::new(end as c_int);
-        // A full pipe is readable, too.
-        let _ = sys::write(end.get(), &[1]);
+    if end < 0 {
+        return false;
     }
+    let end = Owned::new(end as c_int);
+    // A full pipe is readable, too.
+    let _ = sys::write(end.get(), &[1]);
+    true
 }

@@ -165,3 +165,23 @@ fn a_number_that_becomes_the_devices_is_taken_for_what_it_was() {
         assert_eq!(outcome.stdout, "register: ok\nread: 2 events\n", "{outcome}");
     }
 }
+
+/// A client of `deprived.c`, by each layer.
+fn deprived(way: &str, expected: &str) {
+    let stage = Stage::new();
+    let deprived = stage.client(&Client::program("deprived", &["attack/deprived.c"]));
+    for account in Account::available() {
+        for layers in ["notify", "inline,notify"] {
+            let program = stage.program(Mode::Run, account, &deprived).arg(way).layers(layers);
+            let outcome = program.limit(Duration::from_secs(100)).run();
+            outcome.assert_success();
+            assert_eq!(outcome.stdout, expected, "{layers} {account:?}: {outcome}");
+        }
+    }
+}
+
+/// A lock that is taken over makes everything invalid: whoever waits must learn of it.
+#[test]
+fn a_lock_is_taken_over_unheard_where_no_descriptor_is_left() {
+    deprived("descriptors", "poll: 1\n");
+}

@@ -129,7 +129,7 @@ fn cpu_fits() -> bool {
 }
 
 /// Who is told that a context's descriptor must become readable: the supervisor, by a trapped call.
-fn ring(inode: u64) {
+pub fn ring(inode: u64) {
     use ummunotify_abi::wire::{HELLO_PRCTL, RING_PRCTL};
     sys::again(|| {
         // SAFETY: integers; no kernel knows the option.
