@@ -29,7 +29,10 @@ pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize
     // As the kernel: only 32 bits count.
     let request = request as u32;
     let section = Section::enter();
-    let ticket = enter(fd)?;
+    let Some(ticket) = enter(fd) else {
+        let is_files = matches!(request, FIOASYNC | FIONBIO | FIONCLEX | FIOCLEX);
+        return if is_files { None } else { unanswered(fd) };
+    };
     let host = ClientHost::inside(&section);
     let result = match request {
         EXCHANGE_FEATURES => exchange_features(&ticket, fd, argument),
@@ -51,6 +54,12 @@ pub fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> Option<isize
         Ok(()) => 0,
         Err(errno) => -(errno as isize),
     })
+}
+
+/// A device whose supervisor can't be asked is one that has failed.
+#[cold]
+fn unanswered(fd: c_int) -> Option<isize> {
+    table::is_unanswered(fd).then_some(-(libc::EIO as isize))
 }
 
 /// The context of a descriptor, at the entry of a call; `None` if it isn't ours.
@@ -240,7 +249,7 @@ fn connect(ticket: &Ticket) -> Result<Connection, c_int> {
 pub fn read(fd: c_int, target: Target) -> Option<isize> {
     // The ticket goes before the section ends: a handler that waits for that end may not come back.
     let mut section = Section::enter();
-    let ticket = table::lookup(fd)?;
+    let Some(ticket) = table::lookup(fd) else { return unanswered(fd) };
     let mut open = true;
     let mut rounds = 0u32;
     loop {

@@ -12,7 +12,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
-use ummunotify_abi::wire::Op;
+use ummunotify_abi::wire::{Op, PIPE_MODE};
 
 use crate::context::{self, Identity, Ticket};
 use crate::door::{Buffer, Connection};
@@ -166,11 +166,23 @@ enum Asked {
     Unclear,
 }
 
+/// Whether it is a pipe that a supervisor has made for a device.
+fn is_marked(fd: c_int) -> bool {
+    sys::fstat(fd).is_some_and(|stat| stat.st_mode == libc::S_IFIFO | PIPE_MODE)
+}
+
+/// True if a descriptor for which [`lookup`] found nothing is the device all the same: its supervisor couldn't be asked,
+/// and the pipe's own call would take bytes out that others wait for.
+#[cold]
+pub fn is_unanswered(fd: c_int) -> bool {
+    !is_foreign(fd) && is_marked(fd)
+}
+
 /// Asks whether a pipe that we don't know is the device: then a supervisor listens at its inode's address.
 fn ask(fd: c_int, identity: Identity) -> Asked {
     let connection = match Connection::to_context(identity.inode) {
         Ok(connection) => connection,
-        Err(libc::ECONNREFUSED | libc::EPERM) => return Asked::Foreign,
+        Err(libc::ECONNREFUSED | libc::EPERM) if !is_marked(fd) => return Asked::Foreign,
         Err(_) => return Asked::Unclear,
     };
     let mut buffer = Buffer::<0>::new();

@@ -185,3 +185,9 @@ fn deprived(way: &str, expected: &str) {
 fn a_lock_is_taken_over_unheard_where_no_descriptor_is_left() {
     deprived("descriptors", "poll: 1\n");
 }
+
+/// The pipe's bytes aren't for a holder that can't ask the supervisor, and the opener is woken by its next hit.
+#[test]
+fn a_holder_that_cannot_ask_takes_the_byte_that_the_opener_waits_for() {
+    deprived("exec", "read: EIO\npoll: 1\n");
+}

@@ -42,6 +42,10 @@ pub const SUPERVISOR_LOCK_ID: u32 = 1 << 28;
 /// client asks for as many: where reads of the device are trapped, one of this length is let through.
 pub const WAIT_LENGTH: usize = 0x4d4d_5530;
 
+/// Permissions of the device's pipe. The sticky bit means nothing there and tells it from others, where the supervisor can't
+/// be asked.
+pub const PIPE_MODE: u32 = 0o1600;
+
 /// First word of each packet.
 pub const MAGIC: u32 = 0x4d4d_5531;
 

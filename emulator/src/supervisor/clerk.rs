@@ -341,6 +341,10 @@ fn attach(
     // Where readers sleep in calls that only the supervisor knows of, it alone works on the arena.
     let opener = context.is_shims && is_opener(shared, peer, space);
     let args = [u64::from(opener), context.number, context.inode, 0, 0, 0];
+    if !opener {
+        // Where the descriptor went somebody may take bytes out without a word to us.
+        context.engine.arm();
+    }
     let fds = context.shared_memory();
     connection.reply(0, args, &[], if opener { &fds } else { &[] })
 }

@@ -17,6 +17,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FcntlArg, OFlag, SealFlag};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::memfd::MFdFlags;
+use nix::sys::stat::Mode;
 use ummunotify_abi::PageRange;
 use ummunotify_abi::range::PAGE_SIZE;
 use ummunotify_abi::wire::{self, MAX_ADDRESS};
@@ -76,6 +77,10 @@ impl Context {
         nix::fcntl::fcntl(&bell, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         if nonblocking {
             nix::fcntl::fcntl(&device, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        }
+        // A help for holders that can't ask us; nothing else rests on it.
+        if let Err(e) = nix::sys::stat::fchmod(&device, Mode::from_bits_truncate(wire::PIPE_MODE)) {
+            super::log::debug!("context {number}: fchmod: {e}");
         }
         let inode = nix::sys::stat::fstat(&device)?.st_ino;
         let arena_fd = sealed_memfd(c"ummunotify-arena", ARENA_BYTES as u64)?;
@@ -279,7 +284,7 @@ impl Context {
             let end = nix::fcntl::open(
                 format!("/proc/self/fd/{}", self.bell.as_raw_fd()).as_str(),
                 OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC,
-                nix::sys::stat::Mode::empty(),
+                Mode::empty(),
             )?;
             let mut bytes = [0; 4096];
             while matches!(nix::unistd::read(&end, &mut bytes), Ok(n) if n == bytes.len()) {}
