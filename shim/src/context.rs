@@ -93,6 +93,11 @@ impl Ticket {
         self.identity
     }
 
+    /// Whether the address lies in our mapping of the arena.
+    pub fn maps(&self, address: usize) -> bool {
+        self.mapped.is_some_and(|mapped| (mapped.arena..mapped.arena + ARENA_BYTES).contains(&address))
+    }
+
     /// Keeps the slot for good: for a ticket that a fork copied, whose slot may be another's by now.
     pub fn forget(self) {
         core::mem::forget(self);

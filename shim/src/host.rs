@@ -6,7 +6,7 @@ use ummunotify_abi::wire::SUPERVISOR_LOCK_ID;
 use ummunotify_engine::Host;
 
 use crate::section::Section;
-use crate::sys;
+use crate::{bell, sys, table};
 
 /// The calling thread.
 pub struct ClientHost {
@@ -46,5 +46,10 @@ impl Host for ClientHost {
     fn gone(&self, id: u32) -> bool {
         // A supervisor's thread can be of a pid namespace that we don't see.
         id & SUPERVISOR_LOCK_ID == 0 && sys::no_such_task(id)
+    }
+
+    fn has_abandoned(&self, lock: &AtomicU32, id: u32) -> bool {
+        // It closes the pipe by its end alone. Where no number is known to be the context's, it isn't known to be dead.
+        id & SUPERVISOR_LOCK_ID != 0 && table::holder(lock.as_ptr() as usize).is_some_and(bell::is_abandoned)
     }
 }

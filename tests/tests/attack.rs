@@ -191,3 +191,8 @@ fn a_lock_is_taken_over_unheard_where_no_descriptor_is_left() {
 fn a_holder_that_cannot_ask_takes_the_byte_that_the_opener_waits_for() {
     deprived("exec", "read: EIO\npoll: 1\n");
 }
+
+#[test]
+fn a_lock_that_a_killed_supervisor_held_keeps_the_opener_waiting() {
+    deprived("kill", "register: ok\nunregister: ok\npoll: 1\nread: records\ntook: no time\n");
+}

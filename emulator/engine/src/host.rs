@@ -20,6 +20,12 @@ pub trait Host {
     fn wake(&self, word: &AtomicU32);
     /// True only if that thread is proven dead.
     fn gone(&self, id: u32) -> bool;
+    /// As [`Host::gone`], told the `lock` that the thread holds: for who knows of its process only by what the arena
+    /// belongs to.
+    fn has_abandoned(&self, lock: &AtomicU32, id: u32) -> bool {
+        let _ = (lock, id);
+        false
+    }
     /// True for the opener's own threads: what [`Header::elsewhere`](ummunotify_abi::arena::Header::elsewhere) names
     /// isn't theirs to do. The supervisor is never turned away.
     fn is_client(&self) -> bool {

@@ -92,7 +92,7 @@ fn lock_contended(arena: &Arena, host: &impl Host, id: u32) -> Result<Guard, Stu
             core::hint::spin_loop();
             continue;
         }
-        if host.gone(owner) {
+        if host.gone(owner) || host.has_abandoned(word, owner) {
             if swap(id | WAITERS) {
                 return Ok(take_over(arena, id, false));
             }
